@@ -1,0 +1,64 @@
+"""The errors that cgkit raises on purpose.
+
+Every message names the cause, the value that was seen and the way out. Catch
+:class:`CgkitError` for all of them; each is also the builtin that a reader would expect
+(a bad configuration is a ``ValueError``).
+"""
+
+from __future__ import annotations
+
+
+class CgkitError(Exception):
+    """Base of every error that cgkit raises on purpose."""
+
+
+class ConfigError(CgkitError, ValueError):
+    """A field of the configuration has a value that cannot be honoured."""
+
+
+class TraceError(CgkitError, RuntimeError):
+    """Dynamo could not turn the model into one graph, or a call does not fit the trace."""
+
+
+class BufferWriteError(TraceError):
+    """The model writes a tensor that it keeps (buffer or attribute) inside ``forward``."""
+
+
+class SplitError(CgkitError, ValueError):
+    """The graph cannot be cut as asked (for instance an operator that it does not hold)."""
+
+
+class CompileError(CgkitError, RuntimeError):
+    """A piece could not be compiled, or would have to be compiled after the lock."""
+
+
+class CaptureError(CgkitError, RuntimeError):
+    """A graph could not be recorded."""
+
+
+class CaptureLockedError(CaptureError):
+    """Something would be recorded or compiled after the capture lock was set."""
+
+
+class CaptureOutOfMemoryError(CaptureError):
+    """Memory ran out while recording; what had been recorded was freed."""
+
+
+class HostReadError(CaptureError):
+    """Code that is being recorded reads a tensor's value on the host (``.item()`` and the like)."""
+
+
+class ReplayError(CgkitError, RuntimeError):
+    """A recorded graph cannot be replayed as called."""
+
+
+class MovedInputError(ReplayError):
+    """An input of a recorded graph lies at another address than when it was recorded."""
+
+
+class UnsupportedTorchError(CgkitError, RuntimeError):
+    """A private hook of torch is not what it was on the versions that cgkit was run on."""
+
+
+class ServingError(CgkitError, ValueError):
+    """A request or a model cannot be served as asked."""
