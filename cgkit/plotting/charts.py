@@ -37,7 +37,7 @@ def _styled(function: Callable[P, T]) -> Callable[P, T]:
 def counters(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """How often each thing happened. ``frame``: columns ``counter`` and ``count``; zeros are left out."""
     shown = frame[frame["count"] > 0]
-    ax = style.new_axes(ax, 7.2, 0.9 + 0.3 * max(len(shown), 1))
+    ax = style.new_axes(ax, 8.4, 0.9 + 0.3 * max(len(shown), 1))
     _bars(ax, list(shown["counter"]), list(shown["count"]), [style.COMPILED] * len(shown), "{:,.0f}")
     put_title(ax, "What was counted", about)
     return ax
@@ -62,7 +62,7 @@ def compile_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
             groups.append(by_key[key])
         by_key[key]["seconds"] += seconds
         by_key[key]["equal"] += 1
-    ax = style.new_axes(ax, 7.2, 1.15 + 0.42 * max(len(groups), 1))
+    ax = style.new_axes(ax, 8.4, 1.15 + 0.42 * max(len(groups), 1))
     start, total = 0.0, sum(group["seconds"] for group in groups)
     for y, group in enumerate(groups):
         ax.barh(y, group["seconds"], left=start, color=style.COMPILED, height=0.6)
@@ -101,7 +101,7 @@ def _compile_note(ax: Axes, y: int, left: float, right: float, total: float, gro
 @_styled
 def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """Time to record each size, stacked by mode. ``frame``: ``mode``, ``num_tokens``, ``seconds``."""
-    ax = style.new_axes(ax, 7.2, 2.6)
+    ax = style.new_axes(ax, 8.4, 2.6)
     table = frame.pivot_table(index="num_tokens", columns="mode", values="seconds", aggfunc="sum").fillna(0)
     bottom = [0.0] * len(table)
     for mode in table.columns:
@@ -112,7 +112,7 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     ax.set_xlabel("size recorded (tokens)")
     ax.set_ylabel("ms")
     ax.grid(axis="y")
-    ax.margins(y=0.15)
+    ax.margins(y=0.25 if len(table.columns) > 1 else 0.1)
     if len(table.columns) > 1:
         ax.legend(ncols=3, loc="upper left")
     total = frame["seconds"].sum()
@@ -126,7 +126,7 @@ def memory(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
 
     ``frame``: a row a graph, with ``mode``, ``num_tokens`` and ``pool_reserved_after_bytes``.
     """
-    ax = style.new_axes(ax, 7.2, 2.6)
+    ax = style.new_axes(ax, 8.4, 2.6)
     kib = [value / 2**20 for value in frame["pool_reserved_after_bytes"]]
     ax.stairs(kib, range(len(kib) + 1), fill=True, color=style.MEMORY, alpha=0.35, baseline=0)
     ax.stairs(kib, range(len(kib) + 1), color=style.MEMORY, linewidth=1.4, baseline=None)
@@ -162,7 +162,7 @@ def padding_staircase(
 
     ``seen`` marks the counts that really occurred; above the largest size nothing is padded.
     """
-    ax = style.new_axes(ax, 7.2, 2.8)
+    ax = style.new_axes(ax, 8.4, 2.8)
     sizes = sorted(sizes)
     most = most or max([sizes[-1], *seen])
     counts = list(range(1, most + 1))
@@ -203,7 +203,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
 
     ``frame``: a row a step, with ``kind``, ``num_tokens``, ``num_padded_tokens`` (after padding), ``mode``.
     """
-    ax = style.new_axes(ax, 7.2, 2.8)
+    ax = style.new_axes(ax, 8.4, 2.8)
     steps = range(len(frame))
     real = list(frame["num_tokens"])
     extra = [padded - tokens for padded, tokens in zip(frame["num_padded_tokens"], real)]
@@ -261,7 +261,7 @@ def ms_per_token(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | 
 
     ``frame``: ``mode`` and ``ms_per_token``, optionally ``low_ms`` and ``high_ms`` (quartiles).
     """
-    ax = style.new_axes(ax, 7.2, 0.95 + 0.42 * len(frame))
+    ax = style.new_axes(ax, 8.4, 0.95 + 0.42 * len(frame))
     values = list(frame["ms_per_token"])
     colours = [_mode_colour(mode) for mode in frame["mode"]]
     spread = {"low_ms", "high_ms"} <= set(frame.columns)

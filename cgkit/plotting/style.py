@@ -133,7 +133,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_axes(ax: Axes | None = None, width: float = 7.2, height: float = 2.8) -> Axes:
+def new_axes(ax: Axes | None = None, width: float = 8.4, height: float = 2.8) -> Axes:
     """``ax``, or the axes of a new figure of ``width`` x ``height`` inches that no window knows."""
     if ax is not None:
         return ax
