@@ -44,8 +44,8 @@ def traced_graph(artefact: Any) -> str:
     """The operators by how often they are called, then the nodes."""
     frame = artefact.to_frame()
     parts = []
-    if _has(frame, "op", "target"):
-        calls = frame[frame["op"].astype(str).str.startswith("call")]["target"].astype(str)
+    if _has(frame, "op", "operator"):
+        calls = frame[frame["op"].astype(str).str.startswith("call")]["operator"].astype(str)
         counts = calls.value_counts().rename_axis("operator").reset_index(name="times")
         parts.append(table(counts, rows=8))
     parts.append(f"<details><summary>{len(frame)} nodes</summary>{table(frame, rows=40)}</details>")
@@ -63,7 +63,7 @@ def compiled_graph(artefact: Any) -> str:
     """What was really compiled, and what was shared."""
     frame = artefact.to_frame()
     parts = []
-    if _has(frame, "piece", "key", "seconds"):
+    if _has(frame, "piece", "key", "compile_s"):
         parts.append(Picture(charts.compile_times(frame, _about(artefact))).svg())
     return _card(artefact, *parts, table(frame, rows=8, chars=24))
 

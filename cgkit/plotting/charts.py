@@ -48,28 +48,26 @@ def compile_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     """When each piece was compiled, one row a *different* piece; equal ones share it and cost nothing.
 
     Args:
-        frame: one row a piece and shape, with ``piece``, ``key`` and ``seconds`` (0 or missing where it
-            was shared), optionally ``shape`` (missing: the general one).
+        frame: one row a piece and shape, with ``piece``, ``key`` and ``compile_s`` (of equal pieces only
+            the first one's counts), optionally ``shape`` ("general" or a token count).
     """
     groups: list[dict[str, Any]] = []
     by_key: dict[Any, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
-        seconds = row["seconds"]
-        seconds = 0.0 if seconds is None or seconds != seconds else float(seconds)
         key = row["key"]
-        if key not in by_key:
-            by_key[key] = {"piece": str(row["piece"]), "seconds": 0.0, "equal": -1, "shape": row.get("shape")}
-            groups.append(by_key[key])
-        by_key[key]["seconds"] += seconds
-        by_key[key]["equal"] += 1
+        if key in by_key:
+            by_key[key]["equal"] += 1
+            continue
+        name = _with_shape(str(row["piece"]), row.get("shape"))
+        by_key[key] = {"piece": name, "seconds": float(row["compile_s"]), "equal": 0}
+        groups.append(by_key[key])
     ax = style.new_axes(ax, 8.4, 1.15 + 0.42 * max(len(groups), 1))
     start, total = 0.0, sum(group["seconds"] for group in groups)
     for y, group in enumerate(groups):
         ax.barh(y, group["seconds"], left=start, color=style.COMPILED, height=0.6)
         start += group["seconds"]
         _compile_note(ax, y, start - group["seconds"], start, total, group)
-    names = [_with_shape(group["piece"], group["shape"]) for group in groups]
-    ax.set_yticks(range(len(groups)), names)
+    ax.set_yticks(range(len(groups)), [group["piece"] for group in groups])
     ax.invert_yaxis()
     ax.set_xlim(0, max(total, 1e-9) * 1.03)
     ax.set_xlabel("seconds since the first piece was begun")
@@ -309,7 +307,7 @@ def _mode_colour(mode: str) -> str:
 
 
 def _with_shape(piece: str, shape: Any) -> str:
-    return piece if shape is None or shape != shape else f"{piece} @ {shape}"
+    return piece if shape in (None, "general") else f"{piece} @ {shape}"
 
 
 def _blocks(labels: Sequence[Any]) -> list[tuple[int, int, Any]]:

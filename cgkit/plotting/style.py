@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def titled(what: str, about: About | None) -> str:
 
 def put_title(ax: Axes, what: str, about: About | None) -> None:
     """The title: over the whole figure where the axes have it for themselves, else over the axes."""
-    figure = ax.get_figure()
+    figure = ax.get_figure(root=True)
     assert figure is not None
     if len(figure.axes) > 1:
         ax.set_title(titled(what, about))
@@ -129,7 +129,7 @@ def style() -> Iterator[None]:
     """matplotlib's settings for the block, put back afterwards."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_RC):
+    with mpl.rc_context(cast(Any, _RC)):
         yield
 
 
@@ -154,7 +154,7 @@ def save(drawing: Axes | str, path: str | Path) -> Path:
             raise ValueError(f"{path}: this picture is SVG text; name the file *.svg")
         path.write_text(drawing.replace("currentColor", INK), encoding="utf-8")
         return path
-    figure = drawing.get_figure()
+    figure = drawing.get_figure(root=True)
     assert figure is not None
     with style():
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -181,7 +181,7 @@ def svg(ax: Axes, alt: str, prefix: str = "") -> str:
     ``alt`` describes the picture to somebody who does not see it. ``prefix`` keeps the ids of several
     pictures on one page apart. The text is the same each time: no date, no random ids.
     """
-    figure: Figure = ax.get_figure()  # type: ignore[assignment]
+    figure: Figure = ax.get_figure(root=True)  # type: ignore[assignment]
     buffer = io.StringIO()
     with style():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

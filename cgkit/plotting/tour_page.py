@@ -42,7 +42,7 @@ COUNTER_WORDS = {
 class TourData:
     """What the tour found, as plain data.
 
-    The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``target``), ``pieces`` (as for
+    The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``operator``), ``pieces`` (as for
     :func:`split_graph`), ``compilations`` (:func:`charts.compile_times`), ``captures``
     (``name, mode, num_tokens, seconds, pool_reserved_after_bytes``), ``steps`` (``kind, num_reqs,
     num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
@@ -143,7 +143,7 @@ def _answers(data: TourData) -> report.Section:
 
 def _traced(data: TourData) -> report.Section:
     calls = data.nodes[data.nodes["op"].isin(["call_function", "call_method", "call_module"])]
-    counts = calls["target"].astype(str).value_counts().rename_axis("operator").reset_index(name="times")
+    counts = calls["operator"].astype(str).value_counts().rename_axis("operator").reset_index(name="times")
     inputs = int((data.nodes["op"] == "placeholder").sum())
     lead = (
         "Dynamo ran the forward's bytecode symbolically, once, and handed over one graph of "

@@ -12,7 +12,7 @@ from tests.plotting import frames
 
 def boxes(svg: str) -> list[ElementTree.Element]:
     root = ElementTree.fromstring(svg)
-    return [g for g in root.iter("{http://www.w3.org/2000/svg}g")]
+    return list(root.iter("{http://www.w3.org/2000/svg}g"))
 
 
 def test_a_deep_model_is_folded_and_says_how_often():
