@@ -19,7 +19,7 @@ def pieces(layers: int = 30, keys: bool = True) -> pd.DataFrame:
         }[key]
         row = {
             "piece": f"submod_{i}",
-            "kind": "splitting" if splitting else "compiled",
+            "kind": "splitting" if splitting else "capturable",
             "nodes": 1 if splitting else 20,
             "inputs": 4,
             "outputs": 0 if splitting else 4,
@@ -34,8 +34,8 @@ def compilations(layers: int = 30) -> pd.DataFrame:
     frame = frame[frame["kind"] != "splitting"]
     seconds = []
     for key, first in zip(frame["key"], ~frame["key"].duplicated()):
-        seconds.append({"first": 9.0, "middle": 3.0, "last": 1.0}[key] if first else None)
-    return frame[["piece", "key"]].assign(shape=None, seconds=seconds)
+        seconds.append({"first": 9.0, "middle": 3.0, "last": 1.0}[key] if first else 0.0)
+    return frame[["piece", "key"]].assign(shape="general", compile_s=seconds)
 
 
 def captures(layers: int = 30, sizes: tuple[int, ...] = (8, 4, 2, 1)) -> pd.DataFrame:
@@ -68,9 +68,7 @@ def counters() -> pd.DataFrame:
 
 
 def tour_data(**changes) -> TourData:
-    nodes = pd.DataFrame(
-        {"op": ["placeholder", "call_function", "output"], "target": ["x", "aten.mul", "output"]}
-    )
+    nodes = pd.DataFrame({"op": ["placeholder", "call_function"], "operator": ["", "aten.mul"]})
     fields = {
         "model": "toy-llama",
         "device": "cpu",
