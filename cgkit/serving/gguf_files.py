@@ -102,7 +102,9 @@ def _config(reader: Any, path: Path) -> LlamaConfig:
 
     architecture = get("general.architecture")
     if architecture != "llama":
-        raise ServingError(f"{path} holds a model of architecture {architecture!r}; cgkit.serving runs 'llama'")
+        raise ServingError(
+            f"{path} holds a model of architecture {architecture!r}; cgkit.serving runs 'llama'"
+        )
     heads, width = get("llama.attention.head_count"), get("llama.embedding_length")
     names = {tensor.name for tensor in reader.tensors}
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")

@@ -14,6 +14,14 @@ import torch
 from cgkit.errors import ServingError
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request picks its tokens.
@@ -96,11 +104,3 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
     total = ranked.sum() if params.top_k else 1.0  # top-p counts within what top-k left
     ranked = torch.where(before < params.top_p * total, ranked, 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, order, ranked)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

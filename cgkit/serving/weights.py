@@ -153,7 +153,9 @@ def converted(gguf: Path) -> Path:
     Reading a GGUF file takes seconds (its vocabulary is parsed in Python), the converted folder is
     mapped in milliseconds. A folder that cannot be read is made again.
     """
-    return cached_folder(f"{gguf.stem}-{_fingerprint(gguf)}-v{_CONVERTER}", lambda folder: _convert(gguf, folder), read_folder)
+    return cached_folder(
+        f"{gguf.stem}-{_fingerprint(gguf)}-v{_CONVERTER}", lambda folder: _convert(gguf, folder), read_folder
+    )
 
 
 def _fingerprint(file: Path) -> str:
