@@ -91,9 +91,9 @@ def _decode_kernel(
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = higher
 
-    if active == 1:
+    if SPLITS == 1 or active == 1:
         tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
-    else:
+    if SPLITS > 1 and active > 1:
         pair = request * KV_HEADS + head
         at = rows[:, None] * DIM + dims[None, :]
         mine = pair * SPLITS + split

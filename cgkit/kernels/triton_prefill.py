@@ -7,6 +7,7 @@ other in the batch, and which request a program works for is found on the device
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +19,8 @@ from cgkit.kernels.triton_decode import _power_of_2, row_stride, with_whole_head
 
 #: Rows of query heads a program holds, and positions of the context it reads at a time.
 ROWS, TILE = 64, 64
+#: The same for float32, which is multiplied without tensor cores: larger ones do not fit the registers.
+ROWS_FLOAT32, TILE_FLOAT32 = 16, 32
 
 
 @triton.jit
@@ -51,7 +54,7 @@ def _prefill_kernel(
     QUERIES: tl.constexpr = ROWS // PADDED_GROUP
     program, head = tl.program_id(0), tl.program_id(1)
     # Request r's programs start at first_token // QUERIES + r, which leaves room for every remainder.
-    low, high = 0, requests
+    low, high = requests * 0, requests
     while low < high:
         middle = (low + high + 1) // 2
         if tl.load(query_start_loc + middle) // QUERIES + middle <= program:
@@ -145,15 +148,17 @@ def paged_attention_prefill(
     padded_group = _power_of_2(group)
     if padded_group > ROWS:
         raise ServingError(f"{group} query heads for each KV head are more than the kernel's {ROWS}")
+    rows, tile = (ROWS_FLOAT32, TILE_FLOAT32) if query.dtype is torch.float32 else (ROWS, TILE)
+    rows = max(rows, padded_group)
     # Real requests have at least one token each, so rows beyond the number of tokens are padding.
     requests = min(metadata.seq_lens.shape[0], tokens)
     query = with_whole_heads(query)
     _launch_prefill(
-        (tokens * padded_group // ROWS + requests + 1, kv_heads, 1),
+        (tokens * padded_group // rows + requests + 1, kv_heads, 1),
         (query, output, key_cache, value_cache, table, metadata.seq_lens, metadata.query_start_loc),
         (tokens, requests),
         (
             scale * 1.4426950408889634, row_stride(query), row_stride(output), table.stride(0),
-            kv_heads, group, padded_group, head_dim, block_size, ROWS, max(16, _power_of_2(head_dim)), TILE,
+            kv_heads, group, padded_group, head_dim, block_size, rows, max(16, _power_of_2(head_dim)), tile,
         ),
     )  # fmt: skip
