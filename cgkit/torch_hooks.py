@@ -22,3 +22,60 @@ def _gone(hook: str) -> UnsupportedTorchError:
         f"torch {torch.__version__} has no {hook} as cgkit knows it (run on {RUN_ON}); "
         "install one of these versions, or adapt cgkit/torch_hooks.py"
     )
+
+
+def weak_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor at the same address as ``tensor`` that does not own the memory.
+
+    Two private constructors, those that torch's own CUDA graph trees use. torch 2.11 and 2.13.
+    """
+    storage = tensor.untyped_storage()
+    metadata = {
+        "nbytes": storage.nbytes(),
+        "data_ptr": storage.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    try:
+        make_storage = torch._C._construct_storage_from_data_pointer
+        make_tensor: Any = torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata
+    except AttributeError:
+        raise _gone("constructor of non-owning tensors") from None
+    return make_tensor(metadata, make_storage(storage.data_ptr(), tensor.device, storage.nbytes()))
+
+
+def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """The segments of one CUDA memory pool: (address, total bytes, allocated bytes) each.
+
+    ``torch.cuda.memory_snapshot`` filters by pool where it can (torch 2.11 and 2.13); the key
+    ``segment_pool_id``, which is not documented, makes sure.
+    """
+    try:
+        segments = torch.cuda.memory_snapshot(pool)
+    except TypeError:  # older: no such parameter
+        segments = torch.cuda.memory_snapshot()
+    found = []
+    for segment in segments:
+        if "segment_pool_id" not in segment:
+            raise _gone("segment_pool_id in torch.cuda.memory_snapshot()")
+        if tuple(segment["segment_pool_id"]) == tuple(pool):
+            found.append((segment["address"], segment["total_size"], segment["allocated_size"]))
+    return found
+
+
+def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
+    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
+
+    ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
+    allocator would then believe for ever that a capture is under way. torch 2.11 and 2.13 (read in
+    their sources, which is also why a failure here is not an error).
+    """
+    stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if stop is not None:
+        try:
+            stop(device, pool)
+        except RuntimeError:  # the pool was not being fed: nothing to stop
+            pass
