@@ -156,7 +156,9 @@ def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:
 def specialised_symbols(fake_mode: Any) -> dict[Any, int]:
     """Symbols that the shape environment has fixed to a number meanwhile (2.11, 2.13)."""
     replacements = getattr(getattr(fake_mode, "shape_env", None), "replacements", {})
-    return {symbol: int(value) for symbol, value in replacements.items() if getattr(value, "is_Integer", False)}
+    return {
+        symbol: int(value) for symbol, value in replacements.items() if getattr(value, "is_Integer", False)
+    }
 
 
 def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
@@ -167,3 +169,8 @@ def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
 
     expression = value.node.expr.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
     return int(expression) if expression.is_number else value
+
+
+def shape_guards(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]

@@ -19,14 +19,14 @@ def storage_groups(values: Sequence[Any]) -> dict[int, list[int]]:
     """Positions of the strided tensors in ``values`` by storage, only storages seen more than once."""
     groups: dict[int, list[int]] = {}
     for index, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        if _strided(value):
             groups.setdefault(torch_hooks.storage_id(value), []).append(index)
     return {storage: indices for storage, indices in groups.items() if len(indices) > 1}
 
 
 def layout_of(value: Any) -> tuple[Any, ...]:
     """Shape, strides and offset of a tensor (what an operator like ``t_`` may change in place)."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    if not _strided(value):
         return ()
     return (*value.shape, *value.stride(), value.storage_offset())
 
@@ -47,29 +47,32 @@ def without_base(values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
 class PieceOutputs:
     """The outputs of one fake run, to be made again for an equal piece without running it.
 
-    Sixty equal layers need one run. Fresh tensors are needed all the same: if two layers' outputs
+    Eighty equal layers need one run. Fresh tensors are needed all the same: if two layers' outputs
     were one fake, a later piece that reads both would be compiled as if they shared memory.
     """
 
     def __init__(
-        self, args: Sequence[Any], layouts: Sequence[tuple[Any, ...]], outputs: Sequence[Any], args_are_ours: bool
+        self, args: Sequence[Any], layouts: Sequence[tuple[Any, ...]], outputs: Sequence[Any]
     ) -> None:
         """``layouts``: :func:`layout_of` each argument before the run."""
-        self.outputs = tuple(outputs)
-        arg_storages = {torch_hooks.storage_id(a) for a in args if isinstance(a, torch.Tensor)}
-        plain = all(
-            not isinstance(o, torch.Tensor)
-            or (o.layout is torch.strided and torch_hooks.storage_id(o) not in arg_storages)
-            for o in self.outputs
+        self._outputs = tuple(outputs)
+        self._symbols = _symbols_in(args)
+        given = {torch_hooks.storage_id(a) for a in args if _strided(a)}
+        fresh = all(
+            not isinstance(o, torch.Tensor) or (_strided(o) and torch_hooks.storage_id(o) not in given)
+            for o in self._outputs
         )
-        unmoved = all(layout_of(a) == before for a, before in zip(args, layouts))
-        # SymInt outputs may hang on this call's own symbols only if those are the arguments' too.
-        self.repeatable = args_are_ours and plain and unmoved
+        # An output that is a view of an input, or an input whose shape changed, has to be run again.
+        self._repeatable = fresh and all(layout_of(a) == before for a, before in zip(args, layouts))
 
-    def again(self, fake_mode: Any) -> tuple[Any, ...]:
-        """Outputs as of a new run; call it only if ``repeatable``."""
+    def repeatable_for(self, args: Sequence[Any]) -> bool:
+        """Whether an equal piece called on ``args`` has these outputs (same symbols, nothing aliased)."""
+        return self._repeatable and _symbols_in(args) == self._symbols
+
+    def again(self, fake_mode: Any) -> Sequence[Any]:
+        """New outputs, laid out as those of the run."""
         with torch_hooks.running_fake(fake_mode):
-            return tuple(_empty_like_all(self.outputs, lambda size: size))
+            return _empty_like_all(self._outputs, lambda size: size)
 
 
 def static_version(values: Sequence[Any], numbers: dict[Any, int], what: str) -> tuple[list[Any], Any]:
@@ -120,3 +123,16 @@ def _empty_like_all(values: Sequence[Any], size: Any) -> list[Any]:
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         result.append(empty.set_(storages[key].untyped_storage(), offset, shape, stride))
     return result
+
+
+def _strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _symbols_in(args: Sequence[Any]) -> list[Any]:
+    """The symbolic sizes among ``args``, in order: equal keys may stand for other symbols."""
+    found = []
+    for value in args:
+        sizes = (*value.shape, *value.stride()) if _strided(value) else (value,)
+        found += [torch_hooks.symbolic_expression(size) for size in sizes if isinstance(size, torch.SymInt)]
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -32,6 +32,7 @@ class CompiledPiece:
     adaptor: str
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
+    assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
 
     @property
     def shared(self) -> bool:
@@ -76,20 +77,50 @@ class CompilerManager:
             key = key or self.key(graph_module, inputs, shape)
             if (known := self._by_key.get(key)) is not None:
                 events.emit(events.PieceShared(name, shape, known.owner, key.digest))
-                return CompiledPiece(name, shape, known.runnable, key, known.owner, known.adaptor, 0.0, known.kernels)
-            start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
-            try:
-                runnable = self.adaptor.compile(graph_module, inputs, fake_mode, shape)
-            except CgkitError:
-                raise
-            except Exception as error:
-                raise _failed(self.adaptor.name, name, graph_module, shape, error) from error
-            seconds = time.perf_counter() - start
-            made = torch_hooks.generated_kernels() - kernels if self.adaptor.name == "inductor" else None
-            piece = CompiledPiece(name, shape, runnable, key, name, self.adaptor.name, seconds, made)
+                return replace(known, piece=name, seconds=0.0)
+            piece = self._compile(name, graph_module, inputs, fake_mode, shape, key)
             self._by_key[key] = piece
-        events.emit(events.PieceCompiled(name, shape, self.adaptor.name, key.digest, seconds))
+        events.emit(events.PieceCompiled(name, shape, piece.adaptor, key.digest, piece.seconds))
         return piece
+
+    def _compile(
+        self,
+        name: str,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        fake_mode: Any,
+        shape: int | None,
+        key: ContentKey,
+    ) -> CompiledPiece:
+        start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+        fixed = torch_hooks.specialised_symbols(fake_mode)
+        assumed = len(torch_hooks.shape_guards(fake_mode))
+        try:
+            runnable = self.adaptor.compile(graph_module, inputs, fake_mode, shape)
+        except CgkitError:
+            raise
+        except Exception as error:
+            raise _failed(self.adaptor.name, name, graph_module, shape, error) from error
+        seconds = time.perf_counter() - start
+        newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
+        if shape is None and newly:
+            raise CompileError(
+                f"{self.adaptor.name} fixed {', '.join(f'{s} to {n}' for s, n in newly.items())} while it compiled "
+                f"piece {name} for any token count: other sizes would compute nonsense. The piece's operators: "
+                f"{', '.join(operators(graph_module))}. Cut the operator at fault out with splitting_ops, or use "
+                "compiler='eager'"
+            )
+        return CompiledPiece(
+            name,
+            shape,
+            runnable,
+            key,
+            owner=name,
+            adaptor=self.adaptor.name,
+            seconds=seconds,
+            kernels=torch_hooks.generated_kernels() - kernels if self.adaptor.name == "inductor" else None,
+            assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+        )
 
 
 def operators(graph_module: fx.GraphModule) -> list[str]:
