@@ -10,7 +10,6 @@ import inspect
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from types import CodeType
 from typing import Any
 
 import torch

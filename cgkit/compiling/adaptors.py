@@ -109,8 +109,8 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
         warnings.warn(
             "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
-            "and Inductor needs one on the CPU: compiler='eager' is used instead, so the pieces run operator by "
-            "operator and num_inductor_compiles stays 0. Install a compiler, or write compiler='eager' to "
+            "and Inductor needs one on the CPU: compiler='eager' is used instead, so the pieces run operator "
+            "by operator and num_inductor_compiles stays 0. Install a compiler, or write compiler='eager' to "
             "silence this",
             stacklevel=3,
         )

@@ -160,7 +160,7 @@ class CompiledGraph(Shown):
     def stitch(
         self, wrap: Callable[[PiecewiseBackend], Callable[..., Any]] | None = None
     ) -> Callable[..., Any]:
-        """The graph's straight-line code with compiled pieces; ``wrap`` may put each inside another callable."""
+        """The graph's straight-line code with compiled pieces; ``wrap`` puts each inside a callable."""
         return self.split.stitch([wrap(backend) if wrap else backend for backend in self.backends])
 
     def bind(self, execute: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -203,8 +203,8 @@ class CompiledGraph(Shown):
     def __repr__(self) -> str:
         static = sum(len(backend.compiled) - 1 for backend in self.backends)
         lines = [
-            f"CompiledGraph of {self.model_name}: {len(self.backends)} pieces, {self.num_unique} different, compiled "
-            f"with {self.manager.adaptor.name} in {self.seconds:.1f} s"
+            f"CompiledGraph of {self.model_name}: {len(self.backends)} pieces, {self.num_unique} different, "
+            f"compiled with {self.manager.adaptor.name} in {self.seconds:.1f} s"
             + (f", {static} static" if static else "")
         ]
         for key in dict.fromkeys(backend.general.key for backend in self.backends):

@@ -51,11 +51,7 @@ class ContentKey:
 
 def diff_keys(one: ContentKey, other: ContentKey) -> list[str]:
     """The lines in which two keys differ: ``- `` only in ``one``, ``+ `` only in ``other``."""
-    return [
-        line
-        for line in difflib.ndiff(one.lines, other.lines)
-        if line.startswith("- ") or line.startswith("+ ")
-    ]
+    return [line for line in difflib.ndiff(one.lines, other.lines) if line.startswith(("- ", "+ "))]
 
 
 def content_key(

@@ -89,8 +89,8 @@ def static_version(values: Sequence[Any], numbers: dict[Any, int], what: str) ->
         fixed = torch_hooks.substitute_symbols(size, numbers)
         if not isinstance(fixed, int):
             raise CompileError(
-                f"{what}: size {fixed} does not follow from the token count alone; compile_sizes needs graphs "
-                "with one symbolic size. Leave compile_sizes out, or trace with one dynamic dimension"
+                f"{what}: size {fixed} does not follow from the token count alone; compile_sizes needs "
+                "graphs with one symbolic size. Leave compile_sizes out, or trace with one dynamic dimension"
             )
         return fixed
 

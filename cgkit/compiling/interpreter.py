@@ -57,6 +57,7 @@ class PiecewiseCompileInterpreter:
         self.fake_mode = _fake_mode(split)
         self._key = key
         self._on_piece = on_piece
+        self._nodes = {node.name: node for node in split.graph_module.graph.nodes}
         self._outputs: dict[ContentKey, PieceOutputs] = {}
         self._detached: dict[ContentKey, tuple[int, ...]] = {}
 
@@ -74,11 +75,9 @@ class PiecewiseCompileInterpreter:
             raise CompileError(f"the graph has {len(names)} inputs and {len(values)} examples were given")
         env: dict[str, Any] = dict(zip(names, map(self._fake, values)))
         for piece in self.split.pieces:
-            inputs = [env[name] for name in piece.input_names]
-            outputs = (
-                self.call_splitting(piece, inputs) if piece.is_splitting else self.call_piece(piece, inputs)
-            )
-            env.update(zip(piece.output_names, outputs))
+            inputs = [self._value(name, env) for name in piece.input_names]
+            call = self.call_splitting if piece.is_splitting else self.call_piece
+            env.update(zip(piece.output_names, call(piece, inputs)))
         return env
 
     def call_splitting(self, piece: Piece, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -102,6 +101,15 @@ class PiecewiseCompileInterpreter:
         self._outputs[key] = PieceOutputs(inputs, layouts, outputs)
         return outputs
 
+    def _value(self, name: str, env: dict[str, Any]) -> Any:
+        """The value ``name``; what no piece makes (a size taken of an input up front) is computed here."""
+        if name not in env:
+            node = self._nodes[name]
+            with torch_hooks.running_fake(self.fake_mode):
+                take = lambda n: self._value(n.name, env)  # noqa: E731
+                env[name] = node.target(*fx.map_arg(node.args, take), **fx.map_arg(node.kwargs, take))
+        return env[name]
+
     def _written_together(self, piece: Piece, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The inputs that share memory with an input that the piece writes in place."""
         groups = storage_groups(inputs).values()
@@ -121,8 +129,8 @@ class PiecewiseCompileInterpreter:
         except Exception as error:
             raise CompileError(
                 f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: {error}\n"
-                f"Its operators: {', '.join(piece.ops)}. An operator without a fake implementation gets one with "
-                "cgkit.register_op(..., fake_impl=...)"
+                f"Its operators: {', '.join(piece.ops)}. An operator without a fake implementation gets one "
+                "with cgkit.register_op(..., fake_impl=...)"
             ) from error
 
     def _fake(self, value: Any) -> Any:

@@ -104,11 +104,12 @@ class CompilerManager:
         seconds = time.perf_counter() - start
         newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
         if shape is None and newly:
+            fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
             raise CompileError(
-                f"{self.adaptor.name} fixed {', '.join(f'{s} to {n}' for s, n in newly.items())} while it compiled "
-                f"piece {name} for any token count: other sizes would compute nonsense. The piece's operators: "
-                f"{', '.join(operators(graph_module))}. Cut the operator at fault out with splitting_ops, or use "
-                "compiler='eager'"
+                f"{self.adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
+                "other sizes would compute nonsense.\n"
+                f"The piece's operators: {', '.join(operators(graph_module))}\n"
+                "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
             )
         return CompiledPiece(
             name,

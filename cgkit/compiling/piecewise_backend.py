@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgkit import torch_hooks
 from cgkit.compiling.adaptors import Runnable
 from cgkit.compiling.interpreter import PieceCall
 from cgkit.compiling.manager import CompiledPiece
@@ -129,15 +130,14 @@ class PiecewiseBackend:
             raise CompileError(
                 f"piece {self.name} has no compile size {size} (it has {known}); add it to compile_sizes"
             )
-        if entry.compiled is None:
-            self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
-            compiled = self._compile_for_size(self, size)
-            if entry.compiled is None:  # no other thread was faster
-                entry.runnable = self._as_called(compiled.runnable)
-                entry.compiled = compiled
+        with torch_hooks.compile_lock():
+            if entry.compiled is None:
+                self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
+                entry.compiled = self._compile_for_size(self, size)
+                entry.runnable = self._as_called(entry.compiled.runnable)
                 self.to_be_compiled_sizes.discard(size)
                 self.check_for_ending_compilation()
-        return entry.compiled or self.general
+        return entry.compiled
 
     def check_for_ending_compilation(self) -> None:
         """Reports when nothing is left to compile here; the model reports when all pieces have."""
@@ -175,13 +175,13 @@ class PiecewiseBackend:
         sizes = sorted(self.compile_sizes - self.to_be_compiled_sizes)
         shared = f", shared with {self.general.owner}" if self.general.shared else ""
         return (
-            f"PiecewiseBackend({self.name}, {self.piecewise_compile_index + 1} of {self.total_piecewise_compiles}, "
-            f"{self.general.adaptor}, key {self.general.key.digest}{shared}, static sizes {sizes})"
+            f"PiecewiseBackend({self.name}, {self.piecewise_compile_index + 1} of "
+            f"{self.total_piecewise_compiles}, {self.general.adaptor}, key {self.general.key.digest}{shared}, static sizes {sizes})"
         )
 
 
 def _recording() -> bool:
-    """Whether a graph is being recorded here: compiling measures and allocates, which would be recorded."""
-    return active.recorder is not None or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
+    """Whether a graph is being recorded: compiling measures and allocates, and that would be recorded."""
+    if active.recorder is not None:
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
