@@ -6,8 +6,10 @@ run; on a version where the hook is gone it raises UnsupportedTorchError with wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import CodeType
+import inspect
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +24,63 @@ def _gone(hook: str) -> UnsupportedTorchError:
         f"torch {torch.__version__} has no {hook} as cgkit knows it (run on {RUN_ON}); "
         "install one of these versions, or adapt cgkit/torch_hooks.py"
     )
+
+
+def weak_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor at the same address as ``tensor`` that does not own the memory.
+
+    Two private constructors, those that torch's own CUDA graph trees use. torch 2.11 and 2.13.
+    """
+    storage = tensor.untyped_storage()
+    metadata = {
+        "nbytes": storage.nbytes(),
+        "data_ptr": storage.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    try:
+        make_storage = torch._C._construct_storage_from_data_pointer
+        make_tensor: Any = torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata
+    except AttributeError:
+        raise _gone("constructor of non-owning tensors") from None
+    return make_tensor(metadata, make_storage(storage.data_ptr(), tensor.device, storage.nbytes()))
+
+
+def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """The segments of one CUDA memory pool: (address, total bytes, allocated bytes) each.
+
+    ``torch.cuda.memory_snapshot`` filters by pool where it can (torch 2.11 and 2.13); the key
+    ``segment_pool_id``, which is not documented, makes sure.
+    """
+    try:
+        segments = torch.cuda.memory_snapshot(pool)
+    except TypeError:  # older: no such parameter
+        segments = torch.cuda.memory_snapshot()
+    found = []
+    for segment in segments:
+        if "segment_pool_id" not in segment:
+            raise _gone("segment_pool_id in torch.cuda.memory_snapshot()")
+        if tuple(segment["segment_pool_id"]) == tuple(pool):
+            found.append((segment["address"], segment["total_size"], segment["allocated_size"]))
+    return found
+
+
+def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
+    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
+
+    ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
+    allocator would then believe for ever that a capture is under way. torch 2.11 and 2.13 (read in
+    their sources, which is also why a failure here is not an error).
+    """
+    stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if stop is not None:
+        try:
+            stop(device, pool)
+        except RuntimeError:  # the pool was not being fed: nothing to stop
+            pass
 
 
 # --- splitting -------------------------------------------------------------------------------
@@ -117,3 +176,145 @@ def current_raw_stream(device_index: int) -> int:
     """The address of the current CUDA stream of a device. torch 2.11; elsewhere by the public way."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw(device_index) if raw is not None else torch.cuda.current_stream(device_index).cuda_stream
+
+
+# --- compiling ---------------------------------------------------------------------------------
+
+
+def compile_lock() -> Any:
+    """The re-entrant lock that Dynamo and Inductor themselves compile under (2.11, 2.13).
+
+    Taking it keeps a trace in another thread out of our compilations, which change global state.
+    """
+    from torch._dynamo import convert_frame
+
+    try:
+        return convert_frame.compile_lock
+    except AttributeError:
+        raise _gone("torch._dynamo.convert_frame.compile_lock") from None
+
+
+def standalone_compile(
+    graph_module: torch.fx.GraphModule, fake_args: Sequence[Any], fake_mode: Any, options: dict[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Inductor's ``standalone_compile`` on fakes of ``fake_mode``; the artefact (2.11, 2.13).
+
+    A fresh tracing context carries the fake mode in (``dynamic_shapes="from_tracing_context"``), so
+    that symbols keep their meaning and a mode without symbols gives a static compilation, without
+    a real example tensor. The graph module is given away: hand in a copy.
+    """
+    from torch._guards import TracingContext, tracing
+
+    try:
+        from torch._inductor import standalone_compile as compile_it
+    except ImportError:
+        raise _gone("torch._inductor.standalone_compile") from None
+    more: dict[str, Any] = {}
+    if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
+        more["donate_graph_module"] = True
+    with torch.no_grad(), tracing(TracingContext(fake_mode)):
+        return compile_it(
+            graph_module,
+            list(fake_args),
+            dynamic_shapes="from_tracing_context",
+            options={"config_patches": options},
+            **more,
+        )
+
+
+def inductor_options() -> set[str]:
+    """The names of Inductor's options, as ``config_patches`` takes them (2.11, 2.13)."""
+    from torch._inductor import list_options
+
+    return set(list_options())
+
+
+def generated_kernels() -> int:
+    """How many kernels Inductor has generated in this process, cache hits included (2.11, 2.13)."""
+    from torch._inductor import metrics
+
+    return getattr(metrics, "generated_kernel_count", 0)
+
+
+def find_cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use for CPU code, or None (2.11, 2.13)."""
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:
+        raise _gone("torch._inductor.cpp_builder.get_cpp_compiler") from None
+    try:
+        return get_cpp_compiler()
+    except (RuntimeError, OSError, subprocess.SubprocessError):
+        return None
+
+
+def new_fake_mode() -> Any:
+    """A fake mode with a shape environment of its own (2.11, 2.13)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any | None:
+    """The fake mode of the first fake tensor among ``values``, or None (2.11, 2.13)."""
+    return next((value.fake_mode for value in values if is_fake(value)), None)
+
+
+def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
+    """A context in which operators on ``fake_mode``'s tensors compute shapes only (2.11, 2.13).
+
+    The Python dispatcher is switched on as well, without which composite operators would turn
+    symbolic sizes into numbers.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(fake_mode)
+    stack.enter_context(enable_python_dispatcher())
+    return stack
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly if they share a storage; fakes too (2.11, 2.13)."""
+    return tensor.untyped_storage()._cdata
+
+
+def symbolic_expression(value: Any) -> Any:
+    """The sympy expression of a SymInt, SymFloat or SymBool (2.11, 2.13)."""
+    return value.node.expr
+
+
+def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:
+    """What the shape environment knows of a symbol: its range and its example (2.11, 2.13)."""
+    environment = getattr(fake_mode, "shape_env", None)
+    known_range = getattr(environment, "var_to_range", {}).get(symbol, "?")
+    for name in ("backed_var_to_val", "var_to_val"):  # the name differs between versions
+        values = getattr(environment, name, None)
+        if values is not None and symbol in values:
+            return str(known_range), str(values[symbol])
+    return str(known_range), "?"
+
+
+def specialised_symbols(fake_mode: Any) -> dict[Any, int]:
+    """Symbols that the shape environment has fixed to a number meanwhile (2.11, 2.13)."""
+    replacements = getattr(getattr(fake_mode, "shape_env", None), "replacements", {})
+    return {
+        symbol: int(value) for symbol, value in replacements.items() if getattr(value, "is_Integer", False)
+    }
+
+
+def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
+    """``value`` with ``numbers`` for symbols; an int if none is left, else as it was (2.11, 2.13)."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    import sympy
+
+    expression = value.node.expr.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
+    return int(expression) if expression.is_number else value
+
+
+def shape_guards(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
