@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import CodeType
 from typing import Any
 
 import torch
@@ -323,6 +320,8 @@ def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
 def shape_guards(fake_mode: Any) -> list[str]:
     """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
+
+
 # -- what the emulated graph platform needs ---------------------------------------------------------
 
 
