@@ -200,6 +200,11 @@ class CompilationConfig:
         """
         mode, level = self.cudagraph_mode, self.level
         assert mode is not None
+        if mode and level is CompilationLevel.NO_COMPILATION:
+            raise ConfigError(
+                f"cudagraph_mode={mode.name} at level 0 (NO_COMPILATION): level 0 is the eager reference and records "
+                "nothing; use level 2 or 3, or cudagraph_mode='NONE'"
+            )
         if level is CompilationLevel.DYNAMO_AS_IS and mode:
             raise ConfigError(
                 f"cudagraph_mode={mode.name} at level 1 (DYNAMO_AS_IS): a guard may trace and compile again "

@@ -6,11 +6,15 @@ run; on a version where the hook is gone it raises UnsupportedTorchError with wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import CodeType
+import inspect
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
+from torch._ops import OpOverload as OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from cgkit.errors import UnsupportedTorchError
 
@@ -22,3 +26,402 @@ def _gone(hook: str) -> UnsupportedTorchError:
         f"torch {torch.__version__} has no {hook} as cgkit knows it (run on {RUN_ON}); "
         "install one of these versions, or adapt cgkit/torch_hooks.py"
     )
+
+
+def weak_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor at the same address as ``tensor`` that does not own the memory.
+
+    Two private constructors, those that torch's own CUDA graph trees use. torch 2.11 and 2.13.
+    """
+    storage = tensor.untyped_storage()
+    metadata = {
+        "nbytes": storage.nbytes(),
+        "data_ptr": storage.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    try:
+        make_storage = torch._C._construct_storage_from_data_pointer
+        make_tensor: Any = torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata
+    except AttributeError:
+        raise _gone("constructor of non-owning tensors") from None
+    return make_tensor(metadata, make_storage(storage.data_ptr(), tensor.device, storage.nbytes()))
+
+
+def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """The segments of one CUDA memory pool: (address, total bytes, allocated bytes) each.
+
+    ``torch.cuda.memory_snapshot`` filters by pool where it can (torch 2.11 and 2.13); the key
+    ``segment_pool_id``, which is not documented, makes sure.
+    """
+    try:
+        segments = torch.cuda.memory_snapshot(pool)
+    except TypeError:  # older: no such parameter
+        segments = torch.cuda.memory_snapshot()
+    found = []
+    for segment in segments:
+        if "segment_pool_id" not in segment:
+            raise _gone("segment_pool_id in torch.cuda.memory_snapshot()")
+        if tuple(segment["segment_pool_id"]) == tuple(pool):
+            found.append((segment["address"], segment["total_size"], segment["allocated_size"]))
+    return found
+
+
+def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
+    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
+
+    ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
+    allocator would then believe for ever that a capture is under way. torch 2.11 and 2.13 (read in
+    their sources, which is also why a failure here is not an error).
+    """
+    stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if stop is not None:
+        try:
+            stop(device, pool)
+        except RuntimeError:  # the pool was not being fed: nothing to stop
+            pass
+
+
+# --- splitting -------------------------------------------------------------------------------
+
+
+def destroy_library(library: torch.library.Library) -> None:
+    """Takes back everything that ``library`` defined and implemented, at once and not when it is
+    collected (``Library._destroy``; torch 2.11, 2.13)."""
+    if not hasattr(library, "_destroy"):
+        raise _gone("torch.library.Library._destroy")
+    library._destroy()
+
+
+def register_fake_in(library: torch.library.Library, op_name: str, fake_impl: Callable[..., Any]) -> None:
+    """Registers a fake implementation whose life is that of ``library``, unlike the public
+    ``torch.library.register_fake`` on a name (``Library._register_fake``; torch 2.11, 2.13)."""
+    if not hasattr(library, "_register_fake"):
+        raise _gone("torch.library.Library._register_fake")
+    library._register_fake(op_name, fake_impl)
+
+
+def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The overload that ``packet(*args, **kwargs)`` would call, or None where torch cannot tell
+    without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    overloads = packet.overloads()
+    if len(overloads) == 1:
+        return getattr(packet, overloads[0])
+    resolve = getattr(torch._C, "_jit_resolve_packet", None)
+    if resolve is None:
+        return None
+    try:
+        return getattr(packet, resolve(packet._qualified_op_name, *args, **kwargs))
+    except (RuntimeError, TypeError, AttributeError):
+        return None
+
+
+def free_symbol_names(value: Any) -> frozenset[str]:
+    """The names of the symbols in ``value`` (a tensor's shape, strides and offset; a SymInt; a nest
+    of them). ``torch.fx.experimental.symbolic_shapes.free_symbols``; torch 2.11, 2.13."""
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*(free_symbol_names(element) for element in value))
+    if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return frozenset()
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    return frozenset(str(symbol) for symbol in free_symbols(value))
+
+
+def plain_symbol_name(value: Any) -> str | None:
+    """The symbol's name if ``value`` is a SymInt that is one bare symbol, like ``s77``; else None
+    (``SymInt.node.expr``; torch 2.11, 2.13)."""
+    if not isinstance(value, torch.SymInt):
+        return None
+    expr = value.node.expr
+    return str(expr) if expr.is_Symbol else None
+
+
+def is_fake(value: Any) -> bool:
+    """Whether ``value`` is a fake tensor (``torch._subclasses.FakeTensor``; torch 2.11, 2.13)."""
+    from torch._subclasses import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+def triton_direct_launch(compiled_kernel: Any) -> Callable[[Sequence[int], int, Sequence[Any]], None] | None:
+    """``launch(grid, raw_stream, arguments)`` for a compiled Triton kernel, past Triton's own dispatch.
+
+    ``arguments`` are all parameters in the order of the signature, constants included; pointers may be
+    plain integers. None where the kernel's private ``run`` is not known to take this call: the caller
+    then launches in the public way. Launch hooks of Triton's profiler do not fire.
+
+    Read in, and written for, Triton 3.6; other versions give None, as does Triton's interpreter.
+    """
+    import triton
+
+    if ".".join(triton.__version__.split(".")[:2]) != "3.6":
+        return None
+    try:
+        run, function = compiled_kernel.run, compiled_kernel.function
+        packed = compiled_kernel.packed_metadata
+    except AttributeError:
+        return None
+    if not callable(run) or function is None:
+        return None
+
+    def launch(grid: Sequence[int], stream: int, arguments: Sequence[Any]) -> None:
+        run(grid[0], grid[1], grid[2], stream, function, packed, None, None, None, *arguments)
+
+    return launch
+
+
+def current_raw_stream(device_index: int) -> int:
+    """The address of the current CUDA stream of a device. torch 2.11; elsewhere by the public way."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device_index) if raw is not None else torch.cuda.current_stream(device_index).cuda_stream
+
+
+# --- compiling ---------------------------------------------------------------------------------
+
+
+def compile_lock() -> Any:
+    """The re-entrant lock that Dynamo and Inductor themselves compile under (2.11, 2.13).
+
+    Taking it keeps a trace in another thread out of our compilations, which change global state.
+    """
+    from torch._dynamo import convert_frame
+
+    try:
+        return convert_frame.compile_lock
+    except AttributeError:
+        raise _gone("torch._dynamo.convert_frame.compile_lock") from None
+
+
+def standalone_compile(
+    graph_module: torch.fx.GraphModule, fake_args: Sequence[Any], fake_mode: Any, options: dict[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Inductor's ``standalone_compile`` on fakes of ``fake_mode``; the artefact (2.11, 2.13).
+
+    A fresh tracing context carries the fake mode in (``dynamic_shapes="from_tracing_context"``), so
+    that symbols keep their meaning and a mode without symbols gives a static compilation, without
+    a real example tensor. The graph module is given away: hand in a copy.
+    """
+    from torch._guards import TracingContext, tracing
+
+    try:
+        from torch._inductor import standalone_compile as compile_it
+    except ImportError:
+        raise _gone("torch._inductor.standalone_compile") from None
+    more: dict[str, Any] = {}
+    if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
+        more["donate_graph_module"] = True
+    with torch.no_grad(), tracing(TracingContext(fake_mode)):
+        return compile_it(
+            graph_module,
+            list(fake_args),
+            dynamic_shapes="from_tracing_context",
+            options={"config_patches": options},
+            **more,
+        )
+
+
+def inductor_options() -> set[str]:
+    """The names of Inductor's options, as ``config_patches`` takes them (2.11, 2.13)."""
+    from torch._inductor import list_options
+
+    return set(list_options())
+
+
+def generated_kernels() -> int:
+    """How many kernels Inductor has generated in this process, cache hits included (2.11, 2.13)."""
+    from torch._inductor import metrics
+
+    return getattr(metrics, "generated_kernel_count", 0)
+
+
+def find_cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use for CPU code, or None (2.11, 2.13)."""
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:
+        raise _gone("torch._inductor.cpp_builder.get_cpp_compiler") from None
+    try:
+        return get_cpp_compiler()
+    except (RuntimeError, OSError, subprocess.SubprocessError):
+        return None
+
+
+def new_fake_mode() -> Any:
+    """A fake mode with a shape environment of its own (2.11, 2.13)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any | None:
+    """The fake mode of the first fake tensor among ``values``, or None (2.11, 2.13)."""
+    return next((value.fake_mode for value in values if is_fake(value)), None)
+
+
+def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
+    """A context in which operators on ``fake_mode``'s tensors compute shapes only (2.11, 2.13).
+
+    The Python dispatcher is switched on as well, without which composite operators would turn
+    symbolic sizes into numbers.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(fake_mode)
+    stack.enter_context(enable_python_dispatcher())
+    return stack
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly if they share a storage; fakes too (2.11, 2.13)."""
+    return tensor.untyped_storage()._cdata
+
+
+def symbolic_expression(value: Any) -> Any:
+    """The sympy expression of a SymInt, SymFloat or SymBool (2.11, 2.13)."""
+    return value.node.expr
+
+
+def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:
+    """What the shape environment knows of a symbol: its range and its example (2.11, 2.13)."""
+    environment = getattr(fake_mode, "shape_env", None)
+    known_range = getattr(environment, "var_to_range", {}).get(symbol, "?")
+    for name in ("backed_var_to_val", "var_to_val"):  # the name differs between versions
+        values = getattr(environment, name, None)
+        if values is not None and symbol in values:
+            return str(known_range), str(values[symbol])
+    return str(known_range), "?"
+
+
+def specialised_symbols(fake_mode: Any) -> dict[Any, int]:
+    """Symbols that the shape environment has fixed to a number meanwhile (2.11, 2.13)."""
+    replacements = getattr(getattr(fake_mode, "shape_env", None), "replacements", {})
+    return {
+        symbol: int(value) for symbol, value in replacements.items() if getattr(value, "is_Integer", False)
+    }
+
+
+def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
+    """``value`` with ``numbers`` for symbols; an int if none is left, else as it was (2.11, 2.13)."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    import sympy
+
+    expression = value.node.expr.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
+    return int(expression) if expression.is_number else value
+
+
+def shape_guards(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
+
+
+# -- what the emulated graph platform needs ---------------------------------------------------------
+
+
+def with_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """``tensor`` seen through a lazy conjugate and a lazy negative. Run on 2.13; old names."""
+    if conj:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if neg else tensor
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """A number that tensors on one storage have in common; also for fake tensors. Run on 2.13."""
+    return tensor.untyped_storage()._cdata
+
+
+def fake_tensor_mode(allow_real_inputs: bool = False) -> Any:
+    """A new FakeTensorMode without symbols: concrete shapes, nothing allocated. Run on 2.13."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=allow_real_inputs)
+
+
+def data_dependence_errors() -> tuple[type[Exception], ...]:
+    """What a fake run raises where a value, not a shape, decides. Run on 2.13."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def missing_fake_errors() -> tuple[type[Exception], ...]:
+    """What a fake run raises for an operator without a fake implementation. Run on 2.13."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    return (UnsupportedOperatorException,)
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Takes this thread's dispatch modes off for a block. Run on 2.13; there since 2.1."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+_PYTHON_KERNEL_KEYS = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+def has_python_kernel(op: OpOverload) -> bool:
+    """Whether a call of ``op`` on CPU tensors would run Python code, registered with torch.library.
+
+    torch.library notes each such registration (custom_op and Library.impl alike) in one set of
+    "namespace/name.overload/key". Run on 2.13; the same in 2.11.
+    """
+    namespace, _, name = op.name().partition("::")
+    registered = getattr(torch.library, "_impls", None)
+    if registered is None:
+        raise _gone("torch.library._impls")
+    return any(f"{namespace}/{name}/{key}" in registered for key in _PYTHON_KERNEL_KEYS)
+
+
+def run_cpu_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the kernel of ``op`` for CPU tensors past the modes; what the kernel calls meets them.
+
+    Run on 2.13.
+    """
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return op.redispatch(keys, *args, **kwargs)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether ``op`` on CPU tensors is only a composition of others. Run on 2.13.
+
+    In inference mode such operators reach a dispatch mode whole; otherwise in their parts.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
+
+
+def written_arguments(op: OpOverload) -> list[str | None]:
+    """For each return of ``op``, the argument that it is (``add_``, ``out=``), or None. Run on 2.13."""
+    schema = op._schema
+    names: list[str | None] = []
+    for returned in schema.returns:
+        alias = returned.alias_info
+        same = (
+            [a.name for a in schema.arguments if a.alias_info and a.alias_info.before_set == alias.before_set]
+            if alias is not None and alias.is_write
+            else []
+        )
+        names.append(same[0] if same else None)
+    return names
+
+
+def writes(op: OpOverload) -> bool:
+    """Whether ``op`` says that it changes one of its arguments. Run on 2.13."""
+    return op._schema.is_mutable
+
+
+def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The argument called ``name`` in a call of ``op``. Run on 2.13."""
+    if name in kwargs:
+        return kwargs[name]
+    position = [argument.name for argument in op._schema.arguments].index(name)
+    return args[position]
