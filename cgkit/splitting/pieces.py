@@ -1,0 +1,127 @@
+"""The pieces themselves: one sub graph each, with what crosses into it and out of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from cgkit.splitting.assign import Assignment
+from cgkit.splitting.matching import operator_name
+from cgkit.splitting.values import fake_value
+from cgkit.torch_hooks import free_symbol_names
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One piece of a split graph.
+
+    ``graph_module`` takes the values named ``input_names`` and always returns a tuple, those named
+    ``output_names`` (names of nodes of the whole graph). A capturable piece gets the graph-level symbols
+    that occur in its inputs first, then everything else in the order in which it is first used.
+    """
+
+    index: int
+    is_splitting: bool
+    graph_module: fx.GraphModule
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    #: The operators that it calls, in order, as ``ns::name``; elements taken of a tuple are left out.
+    ops: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``submod_<index>``, as in the article's printed graphs."""
+        return f"submod_{self.index}"
+
+    @property
+    def kind(self) -> str:
+        """``"splitting"`` or ``"capturable"``."""
+        return "splitting" if self.is_splitting else "capturable"
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.ops[:4]) + (f", ... ({len(self.ops)})" if len(self.ops) > 4 else "")
+        return f"Piece({self.name}, {self.kind}, {len(self.input_names)} in, {len(self.output_names)} out: {names})"
+
+
+def build_pieces(root: fx.GraphModule, assignment: Assignment, symbols: dict[str, fx.Node]) -> list[Piece]:
+    """Builds the pieces of ``root``; ``symbols`` are its graph-level symbols (see Piece)."""
+    builder = _Builder(root, assignment, symbols)
+    return [builder.build(index) for index in range(len(assignment.pieces))]
+
+
+class _Builder:
+    def __init__(self, root: fx.GraphModule, assignment: Assignment, symbols: dict[str, fx.Node]) -> None:
+        self.root = root
+        self.assignment = assignment
+        self.symbols = symbols
+        self.position = {node: i for i, node in enumerate(root.graph.nodes)}
+        self.symbols_of: dict[fx.Node, frozenset[str]] = {}
+
+    def build(self, index: int) -> Piece:
+        nodes = self.assignment.pieces[index]
+        local = self.local_nodes(nodes)
+        inside = {*nodes, *local}
+        used = dict.fromkeys(operand for node in (*nodes, *local) for operand in node.all_input_nodes)
+        inputs = self.ordered_inputs(
+            [n for n in used if n not in inside], self.assignment.is_splitting[index]
+        )
+        outputs = [node for node in nodes if self.leaves(node, index)]
+        name = f"submod_{index}"
+        return Piece(
+            index,
+            self.assignment.is_splitting[index],
+            fx.GraphModule(self.root, _sub_graph(inputs, nodes, local, outputs), name),
+            tuple(node.name for node in inputs),
+            tuple(node.name for node in outputs),
+            tuple(operator_name(node) for node in nodes if node.target is not operator.getitem),
+        )
+
+    def local_nodes(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        """The constants and the number arithmetic that the piece makes for itself."""
+        found: set[fx.Node] = set()
+        todo = [operand for node in nodes for operand in node.all_input_nodes]
+        while todo:
+            node = todo.pop()
+            if node in self.assignment.local and node not in found:
+                found.add(node)
+                todo.extend(node.all_input_nodes)
+        return found
+
+    def ordered_inputs(self, inputs: list[fx.Node], is_splitting: bool) -> list[fx.Node]:
+        if is_splitting:
+            return inputs
+        names = frozenset().union(*map(self.symbol_names, inputs))
+        first = [node for name, node in self.symbols.items() if name in names or node in inputs]
+        return [*first, *(node for node in inputs if node not in first)]
+
+    def symbol_names(self, node: fx.Node) -> frozenset[str]:
+        if node not in self.symbols_of:
+            self.symbols_of[node] = free_symbol_names(fake_value(node))
+        return self.symbols_of[node]
+
+    def leaves(self, node: fx.Node, index: int) -> bool:
+        return any(user.op == "output" or self.assignment.piece_of.get(user) != index for user in node.users)
+
+
+def _sub_graph(
+    inputs: list[fx.Node], nodes: list[fx.Node], local: set[fx.Node], outputs: list[fx.Node]
+) -> fx.Graph:
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        new[node] = graph.placeholder(node.name, type_expr=node.type)
+        new[node].meta = {**node.meta}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in new:  # a local node, at its first use
+            new[node] = graph.node_copy(node, copied)
+        return new[node]
+
+    for node in nodes:
+        new[node] = graph.node_copy(node, copied)
+    result = graph.output(tuple(new[node] for node in outputs))
+    result.meta["example_value"] = tuple(fake_value(node) for node in outputs)
+    return graph

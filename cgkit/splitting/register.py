@@ -1,0 +1,211 @@
+"""``register_op``: the one way to make an operator at which a graph can be cut.
+
+Implements the article's "切分算子：splitting_ops 与「铰链」" (splitting operators, the hinges), where it is
+vLLM's ``direct_register_custom_op``. A splitting operator is a black box for Dynamo, and it writes
+its result into a buffer that the caller allocated (an out-parameter). So the buffer belongs to the
+recorded piece before it and keeps its address, while the operator itself runs anew at each step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.library import Library, infer_schema
+
+from cgkit.errors import SplitError
+from cgkit.torch_hooks import destroy_library, register_fake_in
+
+
+@dataclass(frozen=True)
+class RegisteredOp:
+    """An operator that :func:`register_op` made: what was given, and what torch made of it."""
+
+    name: str  # "namespace::op"
+    op_func: Callable[..., Any]
+    mutates_args: tuple[str, ...]
+    schema: str  # "(Tensor query, ..., Tensor(a3!) output) -> ()"
+    dispatch_key: str
+    overload: OpOverload
+
+
+@dataclass
+class _Entry:
+    """A registered operator and the two libraries that hold it.
+
+    The definition and the implementation live apart, so that a new implementation (a notebook's
+    cell run again) leaves the definition alone: graphs traced before go on, with the new function.
+    """
+
+    op: RegisteredOp
+    definition: Library
+    implementation: Library
+
+
+_entries: dict[str, _Entry] = {}
+_lock = threading.Lock()
+
+
+def register_op(
+    op_name: str,
+    op_func: Callable[..., Any],
+    mutates_args: Sequence[str],
+    fake_impl: Callable[..., Any] | None = None,
+    dispatch_key: str = "CompositeExplicitAutograd",
+    namespace: str = "cgkit",
+) -> OpOverload:
+    """Makes ``op_func`` the operator ``torch.ops.<namespace>.<op_name>``.
+
+    May be called again, for instance by running a notebook's cell a second time: with the same
+    schema the implementation is replaced (also in graphs that exist already); with another one the
+    operator is defined anew (graphs that hold the old one are then dead).
+
+    Args:
+        op_name: the operator's name, without namespace.
+        op_func: the implementation. Its annotations give the schema: ``torch.Tensor``, ``int``,
+            ``float``, ``bool``, ``str``, optionals and lists of them; strings are fine.
+        mutates_args: the parameters that it writes in place. Undeclared writes are lost by compilers.
+        fake_impl: the same call on tensors without data: returns tensors of the right shape, writes
+            nothing. May be left out if ``op_func`` returns nothing.
+        dispatch_key: for which dispatch key ``op_func`` is the kernel: the default serves every device.
+        namespace: the operator's namespace.
+
+    Returns:
+        The operator, to be called directly (``torch.ops.ns.name`` finds it too).
+
+    Raises:
+        SplitError: the signature is not one of an operator, or the operator belongs to someone else.
+            Nothing is left half-registered.
+
+    Source: the article's "切分算子：splitting_ops 与「铰链」" (splitting operators, the hinges);
+    vLLM's ``direct_register_custom_op``. Unlike there, an operator that returns a value must bring a
+    fake implementation: torch would otherwise run the real one while tracing.
+    """
+    name = f"{namespace}::{op_name}"
+    if not (op_name.isidentifier() and namespace.isidentifier()):
+        raise SplitError(f"{name!r} is no operator's name: op_name and namespace must be Python identifiers")
+    schema = _infer_schema(name, op_func, mutates_args)
+    if fake_impl is None:
+        if not schema.endswith("-> ()"):
+            raise SplitError(
+                f"{name} returns a value (schema {schema}) but has no fake_impl: give a function that returns "
+                "tensors of the right shape and dtype without computing, or write into an out-parameter "
+                "named in mutates_args and return nothing"
+            )
+        fake_impl = _returns_nothing
+    with _lock:
+        old = _entries.get(name)
+        if old is not None and old.op.schema != schema:
+            _forget(name)
+            old = None
+        definition = old.definition if old else _define(name, namespace, schema)
+        try:
+            if old:
+                destroy_library(old.implementation)
+            implementation = _implement(name, op_func, fake_impl, dispatch_key, namespace)
+        except SplitError:
+            destroy_library(definition)
+            _entries.pop(name, None)
+            raise
+        overload = getattr(getattr(torch.ops, namespace), op_name).default
+        op = RegisteredOp(name, op_func, tuple(mutates_args), schema, dispatch_key, overload)
+        _entries[name] = _Entry(op, definition, implementation)
+        return overload
+
+
+def registered_ops() -> dict[str, RegisteredOp]:
+    """The operators made by :func:`register_op`, by ``"namespace::op"`` (a copy)."""
+    with _lock:
+        return {name: entry.op for name, entry in _entries.items()}
+
+
+def unregister_op(name: str) -> None:
+    """Removes the operator ``"namespace::op"``; graphs that hold it can no longer run.
+
+    Raises:
+        SplitError: :func:`register_op` made no such operator.
+    """
+    with _lock:
+        if name not in _entries:
+            known = ", ".join(sorted(_entries)) or "none"
+            raise SplitError(f"{name!r} was not registered with register_op (registered: {known})")
+        _forget(name)
+
+
+def _forget(name: str) -> None:
+    entry = _entries.pop(name)
+    destroy_library(entry.implementation)
+    destroy_library(entry.definition)
+
+
+def _returns_nothing(*args: Any, **kwargs: Any) -> None:
+    """The fake implementation of every operator that only writes its out-parameters."""
+
+
+def _infer_schema(name: str, op_func: Callable[..., Any], mutates_args: Sequence[str]) -> str:
+    """The schema that ``op_func``'s annotations mean, as text from the first parenthesis on."""
+    if isinstance(mutates_args, str):
+        raise SplitError(f"{name}: mutates_args={mutates_args!r} must be a list: [{mutates_args!r}]")
+    try:
+        return infer_schema(_with_real_annotations(op_func), mutates_args=list(mutates_args))
+    except (ValueError, TypeError, NameError, AssertionError) as error:
+        raise SplitError(
+            f"{name}: no operator schema can be made of {getattr(op_func, '__name__', op_func)!r} with "
+            f"mutates_args={list(mutates_args)}: {error}. Annotate every parameter and the result with types "
+            "that torch.library.infer_schema knows, and name only tensor parameters in mutates_args"
+        ) from error
+
+
+def _with_real_annotations(op_func: Callable[..., Any]) -> Callable[..., Any]:
+    """``op_func`` (or a stand-in) whose annotations are types: ``from __future__ import annotations``
+    and aliases of a notebook leave text that only the function's own globals can resolve."""
+    signature = inspect.signature(op_func)
+    if not any(isinstance(p.annotation, str) for p in signature.parameters.values()):
+        return op_func
+    hints = typing.get_type_hints(op_func)
+
+    def stand_in() -> None: ...
+
+    none_type_as_none = {key: None if hint is type(None) else hint for key, hint in hints.items()}
+    stand_in.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            p.replace(annotation=none_type_as_none.get(p.name, p.annotation))
+            for p in signature.parameters.values()
+        ],
+        return_annotation=none_type_as_none.get("return", signature.return_annotation),
+    )
+    return stand_in
+
+
+def _define(name: str, namespace: str, schema: str) -> Library:
+    library = Library(namespace, "FRAGMENT")
+    try:
+        library.define(name.split("::")[1] + schema)
+    except RuntimeError as error:
+        destroy_library(library)
+        raise SplitError(
+            f"{name} is already an operator, registered by someone else than register_op: "
+            "choose another op_name or namespace"
+        ) from error
+    return library
+
+
+def _implement(
+    name: str, op_func: Callable[..., Any], fake_impl: Callable[..., Any], dispatch_key: str, namespace: str
+) -> Library:
+    library = Library(namespace, "FRAGMENT")
+    try:
+        library.impl(name.split("::")[1], op_func, dispatch_key)
+        register_fake_in(library, name.split("::")[1], fake_impl)
+    except (RuntimeError, ValueError) as error:
+        destroy_library(library)
+        raise SplitError(
+            f"{name} cannot be implemented for dispatch_key={dispatch_key!r}: {error}"
+        ) from error
+    return library
