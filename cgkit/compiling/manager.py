@@ -134,13 +134,17 @@ def operators(graph_module: fx.GraphModule) -> list[str]:
     return list(dict.fromkeys(map(str, names)))
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message that says something, at most 500 characters of it."""
+    return next((line[:500] for line in str(error).splitlines() if line.strip()), "")
+
+
 def _failed(
     adaptor: str, name: str, graph_module: fx.GraphModule, shape: int | None, error: Exception
 ) -> CompileError:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
     at = "for the general shape" if shape is None else f"for {shape} tokens"
     return CompileError(
-        f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first[:500]}\n"
+        f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first_line(error)}\n"
         f"The piece's operators: {', '.join(operators(graph_module))}\n"
         "Ways out: CompilationConfig(compiler='eager') runs the pieces uncompiled; splitting_ops with the "
         "operator at fault leaves it out of the pieces"
