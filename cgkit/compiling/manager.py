@@ -94,7 +94,7 @@ class CompilerManager:
     ) -> CompiledPiece:
         start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
         fixed = torch_hooks.specialised_symbols(fake_mode)
-        assumed = len(torch_hooks.shape_guards(fake_mode))
+        assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
         try:
             runnable = self.adaptor.compile(graph_module, inputs, fake_mode, shape)
         except CgkitError:
@@ -120,7 +120,7 @@ class CompilerManager:
             adaptor=self.adaptor.name,
             seconds=seconds,
             kernels=torch_hooks.generated_kernels() - kernels if self.adaptor.name == "inductor" else None,
-            assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+            assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
         )
 
 

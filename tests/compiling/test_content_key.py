@@ -21,7 +21,9 @@ def graph(*lines, names=("a", "b"), attributes=None):
         module.register_buffer(name, value)
         values.append(g.get_attr(name))
     for function, *args in lines:
-        values.append(g.call_function(function, tuple(values[a[0]] if isinstance(a, list) else a for a in args)))
+        values.append(
+            g.call_function(function, tuple(values[a[0]] if isinstance(a, list) else a for a in args))
+        )
     g.output((values[-1],))
     return fx.GraphModule(module, g)
 
@@ -37,7 +39,8 @@ def key(module=None, inputs=None, **kwargs):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from([torch.add, torch.mul, torch.sub]), st.integers(0, 1), st.integers(0, 1)), min_size=1
+    st.tuples(st.sampled_from([torch.add, torch.mul, torch.sub]), st.integers(0, 1), st.integers(0, 1)),
+    min_size=1,
 )
 
 
@@ -103,12 +106,23 @@ def test_constants_matter_by_value_and_not_by_object():
 
     one = of(torch.tensor([1.0, 2.0]))
     assert one == of(torch.tensor([1.0, 2.0]))
-    others = [torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]).double(), torch.tensor([1, 2]), torch.tensor([[1.0, 2.0]])]
+    others = [
+        torch.tensor([1.0, 3.0]),
+        torch.tensor([1.0, 2.0]).double(),
+        torch.tensor([1, 2]),
+        torch.tensor([[1.0, 2.0]]),
+    ]
     assert len({one, *map(of, others)}) == 5
 
 
 def test_shape_and_compiler_settings_matter():
-    keys = [key(), key(shape=1), key(shape=2), key(compiler={"max_autotune": True}), key(compiler={"max_autotune": 1})]
+    keys = [
+        key(),
+        key(shape=1),
+        key(shape=2),
+        key(compiler={"max_autotune": True}),
+        key(compiler={"max_autotune": 1}),
+    ]
     assert len(set(keys)) == 5
 
 

@@ -65,7 +65,12 @@ def test_a_tensor_larger_than_any_memory_is_no_obstacle():
 
 def layout(value):
     if isinstance(value, torch.Tensor):
-        return (value.dtype, [str(s) for s in value.shape], [str(s) for s in value.stride()], value.storage_offset())
+        return (
+            value.dtype,
+            [str(s) for s in value.shape],
+            [str(s) for s in value.stride()],
+            value.storage_offset(),
+        )
     return str(value)
 
 
@@ -92,8 +97,14 @@ def test_equal_pieces_are_run_once_and_their_outputs_are_apart():
     run = interpreter._run
     interpreter._run = lambda piece, inputs: (ran.append(piece.name), run(piece, inputs))[1]
     values = interpreter.run()
-    assert [name for name in ran if not int(name.removeprefix("submod_")) % 2] == ["submod_0", "submod_2", "submod_16"]
-    outputs = [values[name] for piece in split.pieces if not piece.is_splitting for name in piece.output_names]
+    assert [name for name in ran if not int(name.removeprefix("submod_")) % 2] == [
+        "submod_0",
+        "submod_2",
+        "submod_16",
+    ]
+    outputs = [
+        values[name] for piece in split.pieces if not piece.is_splitting for name in piece.output_names
+    ]
     storages = [torch_hooks.storage_id(v) for v in outputs if isinstance(v, torch.Tensor)]
     # v is a view of qkv, everything else has a storage of its own: no two pieces' outputs share one
     assert len(set(storages)) == len(storages)
@@ -159,5 +170,3 @@ def test_the_number_of_examples_is_checked():
     interpreter = PiecewiseCompileInterpreter(split, content_key, lambda call: None)
     with pytest.raises(CompileError, match="inputs and 1 examples"):
         interpreter.run(torch.ones(1))
-
-
