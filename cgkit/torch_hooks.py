@@ -653,3 +653,8 @@ def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mappi
         return kwargs[name]
     position = [argument.name for argument in op._schema.arguments].index(name)
     return args[position]
+
+
+def assumed_of_symbols(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
