@@ -26,9 +26,9 @@ from cgkit import events
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
-from cgkit.serving.runner import Runner
 from cgkit.serving.llama import PRESETS
 from cgkit.serving.request import Request, Scheduled
+from cgkit.serving.runner import Runner
 from cgkit.serving.weights import build_model, random_weights
 from cgkit.splitting import register_op, registered_ops
 
