@@ -193,7 +193,7 @@ def _changes(container: Any) -> list[tuple[Any, str, bool]]:
 def _plain_key(key: Any) -> Any:
     """The Python key that a dict key of Dynamo stands for, or its text."""
     try:
-        return key.vt.as_python_constant()
+        return getattr(key, "vt", key).as_python_constant()
     except Exception:  # a tensor, a module, ...: only shown
         return str(key)
 
@@ -245,7 +245,9 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (torch.__fil
 
 def is_library_file(file: str) -> bool:
     """Whether a source file is torch's or cgkit's own tracing code, not the user's."""
-    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(_LIBRARY_FOLDERS[1] + "tracing" + os.sep)
+    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(
+        _LIBRARY_FOLDERS[1] + "tracing" + os.sep
+    )
 
 
 def storage_key(tensor: torch.Tensor) -> int:

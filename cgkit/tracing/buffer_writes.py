@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError, TraceError
 from cgkit.tracing.decompile import decompile
-from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, plain_source, user_line
+from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, user_line
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,11 @@ def _assignments(traced: TracedGraph) -> list[BufferWrite]:
     arguments = set(traced.arguments.signature.parameters)
     found = []
     for effect in traced.side_effects:
-        target = plain_source(effect.target)
+        target = effect.target
         root = re.match(r"L\['([^']+)'\]", target)
         if root and root.group(1) in arguments:
+            continue
+        if root is None and not effect.holds_tensor:  # a library's own bookkeeping in a global
             continue
         name, member = _written_name(effect, target)
         file, line, text = _written_at(effect, member, traced)
@@ -99,7 +101,7 @@ def _assignments(traced: TracedGraph) -> list[BufferWrite]:
 
 def _written_name(effect: torch_hooks.SideEffect, target: str) -> tuple[str, str]:
     """(path as a user says it, the last part of it)."""
-    registered = re.search(r"(?:\.__dict__\['_(?:buffers|parameters|modules)'\]|\._(?:buffers|parameters|modules))$", target)
+    registered = re.search(r"(?:\.__dict__\['_(?:buffers|parameters)'\]|\._(?:buffers|parameters))$", target)
     if registered and effect.attribute is None:  # nn.Module keeps buffers in a dict of its own
         target = target[: registered.start()]
         path, member = f"{target}.{effect.key}", str(effect.key)

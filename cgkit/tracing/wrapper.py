@@ -72,6 +72,11 @@ class TorchCompileWrapperWithCustomDispatcher:
             target, backend=backend, fullgraph=True, dynamic=False, options=options
         )
 
+    @property
+    def self_name(self) -> str:
+        """What ``forward`` calls its first parameter ("" if it is not bound)."""
+        return "" if self._owner is None else self.original_code_object.co_varnames[0]
+
     def bytecode_hook(self, old_code: CodeType, new_code: CodeType) -> None:
         """Dynamo's callback after each compilation in the process: keeps what was made of our code."""
         if old_code is self.original_code_object:
@@ -127,7 +132,9 @@ class TorchCompileWrapperWithCustomDispatcher:
             TraceError: there is no such compilation, or its bytecode calls no graph.
         """
         if not 0 <= index < len(self.compiled_codes):
-            raise TraceError(f"no compilation {index}: {len(self.compiled_codes)} were made; call the model first")
+            raise TraceError(
+                f"no compilation {index}: {len(self.compiled_codes)} were made; call the model first"
+            )
         bound = unguarded(self.compiled_codes[index], self._function, execute)
         return bound if self._owner is None else types.MethodType(bound, self._owner)
 
@@ -162,7 +169,9 @@ def compiled_name(code: CodeType) -> str:
     """
     names = [name for name in code.co_names if name.startswith(torch_hooks.COMPILED_FN_PREFIX)]
     if len(names) != 1:
-        raise TraceError(f"Dynamo's bytecode calls {len(names)} graphs ({', '.join(names) or 'none'}); expected one")
+        raise TraceError(
+            f"Dynamo's bytecode calls {len(names)} graphs ({', '.join(names) or 'none'}); expected one"
+        )
     return names[0]
 
 
