@@ -43,7 +43,7 @@ def register_bytecode_hook(hook: Callable[[CodeType, CodeType], CodeType | None]
     add and remove under a lock.
     """
     try:
-        return torch._dynamo.convert_frame.register_bytecode_hook(hook)
+        return torch._dynamo.convert_frame.register_bytecode_hook(hook)  # type: ignore[arg-type]
     except AttributeError:
         raise _gone("torch._dynamo.convert_frame.register_bytecode_hook") from None
 
@@ -245,9 +245,7 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (torch.__fil
 
 def is_library_file(file: str) -> bool:
     """Whether a source file is torch's or cgkit's own tracing code, not the user's."""
-    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(
-        _LIBRARY_FOLDERS[1] + "tracing" + os.sep
-    )
+    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ", _LIBRARY_FOLDERS[1] + "tracing" + os.sep))
 
 
 def storage_key(tensor: torch.Tensor) -> int:

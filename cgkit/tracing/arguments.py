@@ -108,7 +108,7 @@ class Arguments:
         for label, expected in self.expected.items():
             if label not in passed:
                 self._compare(label, defaults.get(label), expected)
-        plan = [None] * len(passed)
+        plan: list[Any] = [None] * len(passed)
         for label, position in passed.items():
             plan[position] = self.expected[label]
         self._plans[(len(args), *kwargs) if kwargs else len(args)] = tuple(plan)
@@ -123,13 +123,14 @@ class Arguments:
             was = "None" if expected is None else "given"
             now = "None" if value is None else f"a {type(value).__name__}"
             raise TraceError(
-                f"argument {label!r} of {self.model} was {was} when the model was traced and is {now} now: the "
-                "graph holds one of the two paths only. Pass it the same way in every call, or trace a second "
-                "model for the other way"
+                f"argument {label!r} of {self.model} was {was} when the model was traced and is {now} now: "
+                "the graph holds one of the two paths only. Pass it the same way in every call, or trace a "
+                "second model for the other way"
             )
         raise TraceError(
-            f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is {value!r} now: "
-            "numbers, flags and strings are baked into the graph. Pass the same value, or make it a tensor"
+            f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is "
+            f"{value!r} now: numbers, flags and strings are baked into the graph. Pass the same value, "
+            "or make it a tensor"
         )
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -188,14 +189,15 @@ def stand_ins(
         out = [dim for dim in wanted if not -rank <= dim < rank]
         if out and rank:
             raise TraceError(
-                f"dynamic_arg_dims gives {label!r} dimension {out[0]}, but the tensor has shape {tuple(tensor.shape)}"
+                f"dynamic_arg_dims gives {label!r} dimension {out[0]}, but the tensor has shape "
+                f"{tuple(tensor.shape)}"
             )
         marked = sorted({dim % rank for dim in wanted}) if rank else []
         handle = tensor.data
         shape = [2 if dim in marked and size < 2 else size for dim, size in enumerate(tensor.shape)]
         if shape != list(tensor.shape):
             enlarged.append(f"{label}: {tuple(tensor.shape)} -> {tuple(shape)}")
-            order = sorted(range(rank), key=lambda dim: -tensor.stride(dim))
+            order = sorted(range(rank), key=tensor.stride, reverse=True)
             handle = torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
         for dim in marked:
             mark(handle, dim)

@@ -68,10 +68,11 @@ def raise_on_buffer_writes(traced: TracedGraph) -> None:
     how, text = decompile(traced.code)
     listed = "\n  ".join(str(write) for write in writes)
     raise BufferWriteError(
-        f"{traced.model_name}.forward writes tensors that it keeps, which a recorded graph cannot do right: Python "
-        f"does not run at a replay, and warm-ups and recordings write as well.\n  {listed}\n"
+        f"{traced.model_name}.forward writes tensors that it keeps, which a recorded graph cannot do right: "
+        f"Python does not run at a replay, and warm-ups and recordings write as well.\n  {listed}\n"
         "Return the value instead; or write it through an operator that declares what it mutates "
-        f"(cgkit.register_op); or switch graphs off (cudagraph_mode='NONE').\nThe compiled forward ({how}):\n{text}"
+        f"(cgkit.register_op); or switch graphs off (cudagraph_mode='NONE').\n"
+        f"The compiled forward ({how}):\n{text}"
     )
 
 
@@ -144,8 +145,9 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
             interpreter.run(*traced.example_inputs)
     except Exception as error:
         raise TraceError(
-            f"cannot check {traced.model_name} for writes to its own tensors: node {interpreter.at} fails under fake "
-            f"tensors ({type(error).__name__}: {error}). Trace without check_buffer_writes and switch graphs off"
+            f"cannot check {traced.model_name} for writes to its own tensors: node {interpreter.at} fails "
+            f"under fake tensors ({type(error).__name__}: {error}). Trace without check_buffer_writes "
+            "and switch graphs off"
         ) from error
     return watch.found
 

@@ -15,6 +15,8 @@ from cgkit.tracing.trace import trace
 
 
 class _Stateful(nn.Module):
+    buf: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("buf", torch.zeros(4))

@@ -19,17 +19,17 @@ _TAIL = re.compile(
 
 _ADVICE = {
     "Unsupported": (
-        "cgkit needs forward as one graph. Rewrite that line so that it does not depend on a tensor's values or on "
-        "what Dynamo cannot follow; or move it out of forward; or hide it in an operator (cgkit.register_op), "
-        "which is not looked into"
+        "cgkit needs forward as one graph. Rewrite that line so that it does not depend on a tensor's values "
+        "or on what Dynamo cannot follow; or move it out of forward; or hide it in an operator "
+        "(cgkit.register_op), which is not looked into"
     ),
     "ConstraintViolationError": (
-        "that line needs one fixed size. Take the size from the tensor (x.shape[0], or -1 in view) instead of a "
-        "number; or, if it really never changes, leave that dimension out of dynamic_arg_dims"
+        "that line needs one fixed size. Take the size from the tensor (x.shape[0], or -1 in view) "
+        "instead of a number; or, if it really never changes, leave that dimension out of dynamic_arg_dims"
     ),
     "TorchRuntimeError": (
-        "the line fails on these shapes: call the model eagerly with the same arguments. (Dynamic dimensions of "
-        "size 0 or 1 are traced as 2; two arguments that must agree in size both need their dimension in "
+        "the line fails on these shapes: call the model eagerly with the same arguments. (Dynamic dimensions "
+        "of size 0 or 1 are traced as 2; two arguments that must agree in size both need their dimension in "
         "dynamic_arg_dims)"
     ),
 }

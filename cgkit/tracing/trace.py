@@ -27,8 +27,8 @@ from cgkit.tracing.failures import explain
 from cgkit.tracing.traced_graph import (
     GraphInput,
     GuardFilterExecutor,
-    StopTrace,
     TracedGraph,
+    TraceFinishedError,
     plain_source,
 )
 from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
@@ -88,7 +88,7 @@ def trace(
     try:
         with torch.no_grad(), torch_hooks.quiet_loggers(), wrapper.hooked():
             wrapper.compiled_callable(*traced_args, **traced_kwargs)
-    except StopTrace:
+    except TraceFinishedError:
         pass
     except Exception as error:
         wrapper.forget()
@@ -149,9 +149,9 @@ def _check_labels(name: str, labels: Mapping[int, Any], arguments: Arguments) ->
 
 def _nothing_came(name: str) -> str:
     return (
-        f"Dynamo made no graph of {name}.forward. Either it computes nothing on tensors, or Dynamo is switched "
-        "off (TORCHDYNAMO_DISABLE / TORCH_COMPILE_DISABLE, torch.compiler.set_stance('force_eager'), or "
-        "@torch.compiler.disable on forward)"
+        f"Dynamo made no graph of {name}.forward. Either it computes nothing on tensors, or Dynamo is off: "
+        "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE, torch.compiler.set_stance('force_eager'), or "
+        "@torch.compiler.disable on forward"
     )
 
 
@@ -264,6 +264,6 @@ def _refuse_global_writes(name: str, code: Any) -> None:
     written = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
     if written:
         raise TraceError(
-            f"{name}.forward assigns the global {', '.join(sorted(written))}: compiled code does not run that "
-            "statement at a replay. Return the value instead, or keep it in a register_op operator"
+            f"{name}.forward assigns the global {', '.join(sorted(written))}: compiled code does not run "
+            "that statement at a replay. Return the value instead, or keep it in a register_op operator"
         )

@@ -176,7 +176,7 @@ class TracedGraph(Shown):
         return "\n".join(lines)
 
 
-class StopTrace(Exception):
+class TraceFinishedError(Exception):
     """Raised where the graph would be called for the first time: the trace is done, nothing runs."""
 
 
@@ -196,7 +196,7 @@ class GuardFilterExecutor:
         """What the backend returned: called by Dynamo's bytecode with the graph's inputs."""
         execute = getattr(self._local, "execute", None)
         if execute is None:
-            raise StopTrace
+            raise TraceFinishedError
         return execute(*inputs)
 
     def traced_again(self) -> TraceError:

@@ -66,7 +66,9 @@ class TorchCompileWrapperWithCustomDispatcher:
         self._local = threading.local()
         self.original_code_object: CodeType = self._function.__code__
         self.compiled_codes: list[CodeType] = []
-        options = {"guard_filter_fn": torch_hooks.drop_all_guards} if skip_guards else None
+        options: dict[str, Any] | None = (
+            {"guard_filter_fn": torch_hooks.drop_all_guards} if skip_guards else None
+        )
         target = self._function if self._owner is None else types.MethodType(self._function, self._owner)
         self.compiled_callable = torch.compile(
             target, backend=backend, fullgraph=True, dynamic=False, options=options
