@@ -183,12 +183,8 @@ class _WriteWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)
-        if schema is not None and func.namespace in _WATCHED and not _declares_its_writes(self.node):
-            for position, argument in enumerate(schema.arguments):
-                if argument.alias_info is None or not argument.alias_info.is_write:
-                    continue
-                value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+        if getattr(func, "namespace", "") in _WATCHED and not _declares_its_writes(self.node):
+            for value in _written_arguments(func, args, kwargs):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, torch.Tensor):
                         self._written(func, tensor)
@@ -205,6 +201,19 @@ class _WriteWatch(TorchDispatchMode):
 
 
 _WATCHED = ("aten", "prims", "prim")
+
+#: Operators whose schema does not say that they write their running statistics in training.
+_UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that the operator writes to, as its schema says."""
+    arguments = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args)} | kwargs
+    names = [entry.name for entry in arguments if entry.alias_info is not None and entry.alias_info.is_write]
+    if func._schema.name.removeprefix("aten::") in _UNDECLARED and given.get("training"):
+        names += ["running_mean", "running_var"]
+    return [given.get(name) for name in names]
 
 
 def _declares_its_writes(node: fx.Node | None) -> bool:

@@ -39,7 +39,7 @@ def strings(
     self,
     a: torch.Tensor,
     b: Tensor | None,
-    c: Optional[torch.Tensor],  # noqa: UP007, UP045
+    c: Optional[torch.Tensor],  # noqa: UP045
     d: Union[torch.LongTensor, None],  # noqa: UP007
     e: list[torch.Tensor],
     f: dict[str, Tensor] | None,
@@ -63,7 +63,7 @@ def strings(
 
 def test_every_kind_of_annotation_as_string():
     yes = [*"abcdefghijk", "rest", "only"]
-    assert infer_dynamic_arg_dims(strings) == {name: (0,) for name in yes}
+    assert infer_dynamic_arg_dims(strings) == dict.fromkeys(yes, (0,))
 
 
 def test_annotations_as_objects():
@@ -121,7 +121,7 @@ def test_dims_that_the_tensor_does_not_have():
         trace(Mlp(), torch.randn(3, 8), dynamic_arg_dims={"x": 2})
     with pytest.raises(TraceError, match="'scale', but the first call gives it 0.5, which holds no tensor"):
         trace(Mlp(), torch.randn(3, 8), scale=0.5, dynamic_arg_dims={"x": 0, "scale": 0})
-    with pytest.raises(TraceError, match="calls two dimensions 't', but they have the sizes 3 and 8"):
+    with pytest.raises(TraceError, match=r"calls two dimensions 't', but they have the sizes 3 and 8"):
         trace(Mlp(), torch.randn(3, 8), dynamic_arg_dims={"x": {0: "t", 1: "t"}})
 
 
@@ -142,7 +142,7 @@ def test_nothing_dynamic_must_be_said():
         def forward(self, x):
             return x + 1
 
-    with pytest.raises(TraceError, match="no argument of Plain.forward is annotated"):
+    with pytest.raises(TraceError, match=r"no argument of Plain.forward is annotated"):
         trace(Plain(), torch.randn(3))
     fixed = trace(Plain(), torch.randn(3), dynamic_arg_dims={})
     assert all(not graph_input.dynamic_dims for graph_input in fixed.inputs)

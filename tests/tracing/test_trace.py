@@ -139,7 +139,7 @@ def test_inputs_say_what_they_are():
             self.register_buffer("offset", torch.ones(8))
             self.cache = {"k": torch.ones(8)}
 
-        def forward(this, x: torch.Tensor, mask: torch.Tensor):
+        def forward(this, x: torch.Tensor, mask: torch.Tensor):  # noqa: N805 - any name is a name
             return this.inner(x) + this.offset + this.cache["k"] + mask
 
     traced = trace(Model(), torch.randn(3, 8), torch.zeros(8), dynamic_arg_dims={"x": 0})
@@ -174,6 +174,7 @@ def test_examples_are_fake_and_the_context_can_be_entered_again():
     assert TracingContext.try_get() is None
 
 
+@pytest.mark.slow
 def test_standalone_compile_in_the_context_is_dynamic():
     from torch._inductor import standalone_compile
 
@@ -276,7 +277,7 @@ def test_keyword_only_and_default_arguments():
     x = torch.randn(5, 8)
     torch.testing.assert_close(traced(x, scale=0.5), model(x, scale=0.5))
     torch.testing.assert_close(traced(x=x, bias=None, scale=0.5), model(x, scale=0.5))
-    with pytest.raises(TraceError, match="'scale' of Mlp was 0.5"):
+    with pytest.raises(TraceError, match=r"'scale' of Mlp was 0.5"):
         traced(x)
 
 
