@@ -341,7 +341,7 @@ def register_bytecode_hook(hook: Callable[[CodeType, CodeType], CodeType | None]
     add and remove under a lock.
     """
     try:
-        return torch._dynamo.convert_frame.register_bytecode_hook(hook)
+        return torch._dynamo.convert_frame.register_bytecode_hook(hook)  # type: ignore[arg-type]
     except AttributeError:
         raise _gone("torch._dynamo.convert_frame.register_bytecode_hook") from None
 
@@ -485,7 +485,7 @@ def _changes(container: Any) -> list[tuple[Any, str, bool]]:
 def _plain_key(key: Any) -> Any:
     """The Python key that a dict key of Dynamo stands for, or its text."""
     try:
-        return key.vt.as_python_constant()
+        return getattr(key, "vt", key).as_python_constant()
     except Exception:  # a tensor, a module, ...: only shown
         return str(key)
 
