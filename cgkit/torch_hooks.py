@@ -107,8 +107,12 @@ def register_fake_in(library: torch.library.Library, op_name: str, fake_impl: Ca
 
 
 def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The overload that ``packet(*args, **kwargs)`` would call, or None where torch cannot tell
-    without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    """The overload that ``packet(*args, **kwargs)`` would call, or None where ``packet`` is no packet of
+    overloads or torch cannot tell without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    from torch._ops import OpOverloadPacket
+
+    if not isinstance(packet, OpOverloadPacket):
+        return None
     overloads = packet.overloads()
     if len(overloads) == 1:
         return getattr(packet, overloads[0])
@@ -658,3 +662,26 @@ def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mappi
 def assumed_of_symbols(fake_mode: Any) -> list[str]:
     """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
+
+
+def operator_of(target: Any) -> tuple[str, str | None] | None:
+    """``("ns::name", overload)`` of an operator; overload None for a packet of them; None for anything
+    that is no operator of torch's registry (``torch._ops``; torch 2.11, 2.13)."""
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(target, OpOverload):
+        return str(target._schema.name), str(target._overloadname)
+    if isinstance(target, OpOverloadPacket):
+        return str(target._qualified_op_name), None
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{target.name()}", "default"
+    return None
+
+
+def returns_several(target: Any) -> bool | None:
+    """Whether an overload's schema returns a list or several values; None if ``target`` is no overload
+    (``OpOverload._schema``; torch 2.11, 2.13)."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    return len(schema.returns) > 1 or any("List" in str(returned.type) for returned in schema.returns)
