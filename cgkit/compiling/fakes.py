@@ -20,7 +20,7 @@ def storage_groups(values: Sequence[Any]) -> dict[int, list[int]]:
     groups: dict[int, list[int]] = {}
     for index, value in enumerate(values):
         if _strided(value):
-            groups.setdefault(torch_hooks.storage_id(value), []).append(index)
+            groups.setdefault(torch_hooks.storage_key(value), []).append(index)
     return {storage: indices for storage, indices in groups.items() if len(indices) > 1}
 
 
@@ -57,9 +57,9 @@ class PieceOutputs:
         """``layouts``: :func:`layout_of` each argument before the run."""
         self._outputs = tuple(outputs)
         self._symbols = _symbols_in(args)
-        given = {torch_hooks.storage_id(a) for a in args if _strided(a)}
+        given = {torch_hooks.storage_key(a) for a in args if _strided(a)}
         fresh = all(
-            not isinstance(o, torch.Tensor) or (_strided(o) and torch_hooks.storage_id(o) not in given)
+            not isinstance(o, torch.Tensor) or (_strided(o) and torch_hooks.storage_key(o) not in given)
             for o in self._outputs
         )
         # An output that is a view of an input, or an input whose shape changed, has to be run again.

@@ -129,7 +129,8 @@ class PiecewiseCompileInterpreter:
                 return fx.Interpreter(piece.graph_module).run(*inputs)
         except Exception as error:
             raise CompileError(
-                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: {first_line(error)}\n"
+                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: "
+                f"{first_line(error)}\n"
                 f"Its operators: {', '.join(piece.ops)}. An operator without a fake implementation gets one "
                 "with cgkit.register_op(..., fake_impl=...)"
             ) from error
