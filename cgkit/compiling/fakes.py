@@ -31,19 +31,6 @@ def layout_of(value: Any) -> tuple[Any, ...]:
     return (*value.shape, *value.stride(), value.storage_offset())
 
 
-def without_base(values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
-    """``values`` with those at ``indices`` detached: same storage, but views of nothing.
-
-    An Inductor piece returns q, k and v as tensors that share a storage and are no views; eager
-    code returns views. AOTAutograd treats the two differently when one of them is written, so both
-    the compilation and the call see the same: none is a view.
-    """
-    result = list(values)
-    for index in indices:
-        result[index] = result[index].detach()
-    return result
-
-
 class PieceOutputs:
     """The outputs of one fake run, to be made again for an equal piece without running it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import torch
@@ -86,8 +87,9 @@ def split_of(forward, *args, ops=OPS, **dims):
     return split_graph(trace(model_of(forward), *args, dynamic_arg_dims=dims or dict.fromkeys(names, 0)), ops)
 
 
+@functools.cache
 def split_llama(layers, **kwargs):
-    """A toy Llama and its split graph."""
+    """A toy Llama and its split graph (traced once a test run: nothing writes into either)."""
     model = Llama(layers, **kwargs)
     traced = trace(model, *llama_inputs(8), dynamic_arg_dims={"tokens": 0, "positions": 0})
     return model, split_graph(traced, OPS)
