@@ -284,11 +284,6 @@ def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """A number that two tensors share exactly if they share a storage; fakes too (2.11, 2.13)."""
-    return tensor.untyped_storage()._cdata
-
-
 def symbolic_expression(value: Any) -> Any:
     """The sympy expression of a SymInt, SymFloat or SymBool (2.11, 2.13)."""
     return value.node.expr
