@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,7 @@ class EmulatedPool:
         self.allocated = 0
         self.peak_allocated = 0
         self.freed = False
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # recorded here; emptied with the pool
         self._segments: list[_Segment] = []  # by address
         self._addresses: list[int] = []
         self._free: list[tuple[int, int, _Block]] = []  # (size, tie breaker, block), sorted
@@ -169,12 +171,15 @@ class EmulatedPool:
                 self._drop(segment)
 
     def free(self) -> None:
-        """Gives the memory back. Bytes that someone's tensor still shows stay mapped for it."""
+        """Empties the graphs and gives the memory back. Bytes that someone's tensor still shows stay
+        mapped for it."""
         with self._lock:
             self.freed = True
             self._segments, self._addresses, self._free = [], [], []
             self._leased = {}
             self.reserved = self.allocated = 0
+        for graph in list(self.graphs):
+            graph.clear()
 
     def __repr__(self) -> str:
         now = self.bytes()

@@ -437,6 +437,7 @@ def test_a_freed_pool_refuses(platform, pool):
     graph.replay()
     platform.free(pool)
     assert platform.pool_bytes(pool) == (0, 0)
+    assert graph.num_nodes() == 0  # weights and inputs are let go
     assert (y == 2).all()  # who still holds an output may read it
     with pytest.raises(ReplayError, match="freed"):
         graph.replay()
