@@ -168,11 +168,33 @@ def _run_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _content(graph: fx.GraphModule) -> Any:
-    """Equal only for graphs that compute the same: their code, and the very callables behind its names."""
-    nodes = graph.graph.nodes
-    owned = id(graph) if any(node.op in ("get_attr", "call_module") for node in nodes) else None
-    targets = tuple(node.target for node in nodes if node.op == "call_function")
-    return (graph.code, targets, owned)
+    """Equal only for graphs that compute the same; how their nodes are called (the layers' parameters
+    have their own names) plays no part."""
+    numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
+
+    def part(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return ("node", numbers[value])
+        if isinstance(value, (tuple, list)):
+            return (type(value).__name__, *map(part, value))
+        if isinstance(value, dict):
+            return ("dict", *((name, part(item)) for name, item in value.items()))
+        if isinstance(value, slice):
+            return ("slice", part(value.start), part(value.stop), part(value.step))
+        return (type(value), value)
+
+    parts: list[Any] = []
+    for node in numbers:
+        if node.op in ("get_attr", "call_module"):  # what it owns is its own
+            return id(graph)
+        target = None if node.op in ("placeholder", "output") else node.target
+        parts.append((node.op, target, part(node.args), part(node.kwargs)))
+    content = tuple(parts)
+    try:
+        hash(content)
+    except TypeError:
+        return id(graph)
+    return content
 
 
 def _piece_key(args: Sequence[Any]) -> Any:

@@ -104,15 +104,25 @@ def test_layouts_are_found_once_for_equal_pieces(platform, pool, monkeypatch):
     runs = []
     real = emulated_layouts._run_piece
     monkeypatch.setattr(emulated_layouts, "_run_piece", lambda *a: (runs.append(1), real(*a))[1])
-    pieces = [Compiled(traced(qkv)) for _ in range(31)]
+    pieces = []
+    for layer in range(31):
+        graph = traced(qkv)
+        for node in graph.graph.nodes:  # as Dynamo does: each layer's weight has a name of its own
+            if node.op == "placeholder":
+                node.target = f"layer_{layer}_{node.target}"
+                node._rename(node.target)
+        graph.recompile()
+        pieces.append(Compiled(graph))
+    assert pieces[0].graph.code != pieces[1].graph.code
     w = torch.randn(8, 8)
     for n in (4, 2):
         x = torch.randn(n, 8)
         platform.record(lambda n=n, x=x: [piece(n, x, w)[0] for piece in pieces], pool)
     assert len(runs) == 2  # sizes, not pieces
-    other = Compiled(traced(lambda self, n, x, w: (x @ w * 2,)))
-    platform.record(lambda: other(2, torch.randn(2, 8), w), pool)
-    assert len(runs) == 3
+    for factor in (2, 2.0, 3):  # these differ in a constant only
+        other = Compiled(traced(lambda self, n, x, w, f=factor: (x @ w * f,)))
+        platform.record(lambda other=other: other(2, torch.randn(2, 8), w), pool)
+    assert len(runs) == 5
 
 
 def test_pieces_that_only_look_equal_are_kept_apart(platform, pool):
