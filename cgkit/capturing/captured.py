@@ -153,6 +153,7 @@ class CapturedGraphs(Shown):
         mode, key, padded = self.dispatcher.route(num_tokens, uniform)
         with torch.no_grad():
             if key is None:
+                self.inputs.check_static(tensors)
                 with set_forward_context(metadata):
                     return self.run(*args, **kwargs)
             if self.inputs.copy_inputs:

@@ -168,18 +168,29 @@ class StaticInputs:
                 view.narrow(dim, tensor.shape[dim], view.shape[dim] - tensor.shape[dim]).zero_()
         return call
 
+    def check_static(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Checks all but the dynamic dimensions: a graph without guards would take anything.
+
+        Raises:
+            ReplayError: a tensor differs in type or in a static dimension.
+        """
+        for path, view, tensor, dims in zip(self.paths, self._views[self.largest], tensors, self.dims):
+            self._check_fit(path, view, tensor, dims, within=False)
+
     @staticmethod
-    def _check_fit(path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...]) -> None:
+    def _check_fit(
+        path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...], within: bool = True
+    ) -> None:
         fits = tensor.dtype == view.dtype and tensor.dim() == view.dim()
         fits = fits and all(
-            got <= room if dim in dims else got == room
+            got == room or (dim in dims and (got < room or not within))
             for dim, (got, room) in enumerate(zip(tensor.shape, view.shape))
         )
         if not fits:
             raise ReplayError(
                 f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not fit what was "
-                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may be "
-                "smaller. The graph holds exactly these; trace and capture again for others"
+                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may "
+                "differ. The graph holds exactly these; trace and capture again for others"
             )
 
     def restore(self) -> None:
