@@ -68,7 +68,7 @@ def test_the_emulated_pool_has_a_limit():
 @pytest.mark.gpu
 def test_on_a_gpu_the_process_works_on():
     made = toy("cuda", Layers(2, 1024), width=1024)
-    free, total = torch.cuda.mem_get_info()
+    free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(max(free - 64 * 2**20, 0), dtype=torch.uint8, device="cuda")
     with pytest.raises(CaptureOutOfMemoryError):
         capture(made, [2**15, 2**16])
@@ -82,4 +82,5 @@ def test_on_a_gpu_the_process_works_on():
 def test_reading_what_was_asked_for():
     assert requested_bytes(out_of_memory(CUDA_TEXT)) == 2 * 2**20
     assert requested_bytes(ValueError("nothing")) is None
-    assert [show_bytes(n) for n in (5, 2048, 3 * 2**20, 2**30)] == ["5 bytes", "2.0 KiB", "3.0 MiB", "1.0 GiB"]
+    shown = [show_bytes(n) for n in (5, 2048, 3 * 2**20, 2**30)]
+    assert shown == ["5 bytes", "2.0 KiB", "3.0 MiB", "1.0 GiB"]
