@@ -78,13 +78,15 @@ def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
     """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
 
     ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
-    allocator would then believe for ever that a capture is under way. torch 2.11 and 2.13 (read in
-    their sources, which is also why a failure here is not an error).
+    allocator would then believe for ever that a capture is under way, and that one more graph uses
+    the pool. torch 2.11 and 2.13 (read in their sources).
     """
     stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if stop is not None:
-        with suppress(RuntimeError):  # the pool was not being fed: nothing to stop
+    release: Any = getattr(torch._C, "_cuda_releasePool", None)
+    if stop is not None and release is not None:
+        with suppress(RuntimeError):  # the pool was not being fed: capture_end came so far itself
             stop(device, pool)
+            release(device, pool)
 
 
 # --- splitting -------------------------------------------------------------------------------
