@@ -1,7 +1,7 @@
 """Arguments that stay where they are: what the graphs read, and how a call gets into it.
 
-Implements the article's "运行时包装：copy inputs 到静态缓冲区" (wrapping at run time: copying inputs to static
-buffers). One buffer an argument, as large as the largest size needs; each size is a view of its
+Implements the article's "运行时包装：copy inputs 到静态缓冲区" (wrapping at run time: copying inputs
+to static buffers). One buffer an argument, as large as the largest size needs; each size is a view of its
 beginning. The article copies inside the Dynamo bytecode, at the graph's inputs; here the model's
 arguments are copied, so that a FULL replay needs no bytecode at all.
 """
@@ -10,25 +10,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cgkit.capturing.addresses import attributes, children, is_record, tensor_leaves
 from cgkit.errors import CaptureError, ReplayError
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+class Call(NamedTuple):
+    """The arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 #: For the tensors that a graph reads, by ``id``: the dimensions that follow the token count.
 DynamicDims = Mapping[int, tuple[int, ...]]
 
 
 def as_call(made: Any) -> Call:
-    """What ``make_inputs`` returned as (args, kwargs): a tensor, a tuple or list, or a dict of keywords."""
+    """What ``make_inputs`` returned: a tensor, a tuple or list, a dict of keywords, or a :class:`Call`."""
+    if isinstance(made, Call):
+        return made
     if isinstance(made, dict):
-        return (), made
+        return Call((), made)
     if isinstance(made, (tuple, list)) and not hasattr(made, "_fields"):
-        return tuple(made), {}
-    return (made,), {}
+        return Call(tuple(made), {})
+    return Call((made,), {})
 
 
 class StaticInputs:
@@ -53,22 +62,28 @@ class StaticInputs:
     ) -> None:
         self.make_inputs, self.canonical, self.copy_inputs = make_inputs, canonical, copy_inputs
         args, kwargs = self._make(largest)
-        dims = dims_of(args, kwargs)
+        try:
+            dims = dims_of(args, kwargs)
+        except TypeError as error:
+            raise _not_callable_so(largest, error) from error
         leaves = [leaf for leaf in _leaves(args, kwargs) if id(leaf[1]) in dims]
         self.paths = [path for path, _ in leaves]
         self.dims = [dims[id(tensor)] for _, tensor in leaves]
         following = [index for index, each in enumerate(self.dims) if each]
         if not following:
             raise CaptureError(
-                "no argument of the model has a dynamic dimension, so there is no token count to record sizes "
+                "no argument of the model has a dynamic dimension, so there is no token count to "
+                "record sizes "
                 "of: name it when tracing (dynamic_arg_dims={'x': 0})"
             )
         self._first = following[0]
         for _, tensor in [leaves[index] for index in following]:
             if largest not in tensor.shape:
                 raise CaptureError(
-                    f"make_inputs({largest}) gave a tensor of shape {tuple(tensor.shape)}, in which no dimension is "
-                    f"{largest}: it must return arguments for exactly the number of tokens that it is asked for"
+                    f"make_inputs({largest}) gave a tensor of shape {tuple(tensor.shape)}, in which "
+                    "no dimension is "
+                    f"{largest}: it must return arguments for exactly the number of tokens that it "
+                    "is asked for"
                 )
         source = f"lambda args, kwargs: ({''.join(path + ', ' for path in self.paths)})"
         self._read: Callable[..., tuple[torch.Tensor, ...]] = eval(source, {"__builtins__": {}})
@@ -83,7 +98,10 @@ class StaticInputs:
             self._saved = [(views[index], views[index].clone()) for index in following]
 
     def _make(self, size: int) -> Call:
-        return self.canonical(*as_call(self.make_inputs(size)))
+        try:
+            return self.canonical(*as_call(self.make_inputs(size)))
+        except TypeError as error:
+            raise _not_callable_so(size, error) from error
 
     def at(self, size: int) -> Call:
         """(args, kwargs) of ``size`` tokens, the same tensors each time."""
@@ -96,7 +114,8 @@ class StaticInputs:
             made = self._read(args, kwargs)
         except (AttributeError, LookupError, TypeError) as error:
             raise CaptureError(
-                f"make_inputs({size}) is built otherwise than make_inputs({self.largest}): {error}; it must return "
+                f"make_inputs({size}) is built otherwise than make_inputs({self.largest}): {error}; "
+                "it must return "
                 "the same structure for every size"
             ) from error
         if self.copy_inputs:
@@ -109,7 +128,7 @@ class StaticInputs:
             args, kwargs = replace_tensors(args, into), replace_tensors(kwargs, into)
         else:
             views = made
-        self._calls[size], self._views[size] = (args, kwargs), views
+        self._calls[size], self._views[size] = Call(args, kwargs), views
 
     def num_tokens(self, args: tuple, kwargs: dict) -> int:
         """The token count of a call: the first dynamic dimension of the first argument that has one."""
@@ -125,7 +144,8 @@ class StaticInputs:
             found = self._read(args, kwargs)
         except (AttributeError, LookupError, TypeError) as error:
             raise ReplayError(
-                f"the arguments are built otherwise than at capture ({type(error).__name__}: {error}): tensors are "
+                f"the arguments are built otherwise than at capture ({type(error).__name__}: "
+                f"{error}): tensors are "
                 f"expected at {', '.join(self.paths)}"
             ) from error
         for path, tensor in zip(self.paths, found):
@@ -153,18 +173,30 @@ class StaticInputs:
                 view.narrow(dim, tensor.shape[dim], view.shape[dim] - tensor.shape[dim]).zero_()
         return call
 
+    def check_static(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Checks all but the dynamic dimensions: a graph without guards would take anything.
+
+        Raises:
+            ReplayError: a tensor differs in type or in a static dimension.
+        """
+        for path, view, tensor, dims in zip(self.paths, self._views[self.largest], tensors, self.dims):
+            self._check_fit(path, view, tensor, dims, within=False)
+
     @staticmethod
-    def _check_fit(path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...]) -> None:
+    def _check_fit(
+        path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...], within: bool = True
+    ) -> None:
         fits = tensor.dtype == view.dtype and tensor.dim() == view.dim()
         fits = fits and all(
-            got <= room if dim in dims else got == room
+            got == room or (dim in dims and (got < room or not within))
             for dim, (got, room) in enumerate(zip(tensor.shape, view.shape))
         )
         if not fits:
             raise ReplayError(
-                f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not fit what was "
-                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may be "
-                "smaller. The graph holds exactly these; trace and capture again for others"
+                f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not "
+                "fit what was "
+                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may "
+                "differ. The graph holds exactly these; trace and capture again for others"
             )
 
     def restore(self) -> None:
@@ -172,6 +204,14 @@ class StaticInputs:
         for tensor, saved in self._saved:
             tensor.copy_(saved)
         self._saved = []
+
+
+def _not_callable_so(size: int, error: TypeError) -> CaptureError:
+    return CaptureError(
+        f"make_inputs({size}) gives no call of the model: {error}. It returns the model's "
+        "arguments: a tensor, a "
+        "tuple of positional ones, or a dict of keyword ones"
+    )
 
 
 def _leaves(args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:

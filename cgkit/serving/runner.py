@@ -149,8 +149,8 @@ class Runner:
             ServingError: the batch is empty or does not fit the buffers or the requests' blocks.
         """
         started = time.perf_counter()
-        num_tokens = self._check(batch)
-        num_reqs = len(batch)
+        num_tokens, num_reqs = self._check(batch), len(batch)
+        self.executor.compile(self.inputs)
         uniform = num_tokens == num_reqs
         mode, key, padded = self.executor.route(num_tokens, uniform)
         # A recorded graph froze its attention's path; beside graphs the batch itself decides.
