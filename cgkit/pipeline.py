@@ -18,13 +18,21 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from cgkit import capturing, events
-from cgkit.capturing import CapturedGraphs, capture, check_compile_sizes
-from cgkit.compiling import CompiledGraph, compile_pieces, forget_compiled
+from cgkit import events
+from cgkit.capturing import (
+    CapturedGraphs,
+    CaptureSizes,
+    CUDAGraphOptions,
+    capture,
+    check_compile_sizes,
+    device_of,
+    free_all,
+    get_platform,
+)
+from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.counters import compilation_counter
-from cgkit.errors import CgkitError, ConfigError
-from cgkit.forward_context import current_forward_context
+from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.splitting import SplitGraph, split_graph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
 
@@ -202,8 +210,8 @@ class CompiledModel:
 
     def call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``nn.Module``'s own way around ``forward``, for a model with forward hooks of its own."""
-        model = self.model
-        model.__dict__["forward"] = self.call
+        model, call = self.model, self.compile(*args, **kwargs).call
+        model.__dict__["forward"] = call
         try:
             return self._options["call"](model, *args, **kwargs)
         finally:
@@ -223,3 +231,71 @@ class CompiledModel:
         """``function`` bound to the model without keeping it alive (the model holds us)."""
         ref = self._model
         return lambda *args, **kwargs: function(ref(), *args, **kwargs)
+
+    def _road(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """Stages 1 to 3, and the wrappers of stage 4 if graphs are on (still open: nothing is recorded)."""
+        config, whole = self.config, self.config.level is CompilationLevel.DYNAMO_ONCE
+        sizes = CaptureSizes.resolve(config)
+        check_compile_sizes(config, sizes)
+        self.traced = trace(
+            self.model,
+            *args,
+            dynamic_arg_dims=self._options["dims"],
+            dispatch=config.dispatch,
+            check_buffer_writes=bool(config.mode),
+            **kwargs,
+        )
+        self.split = split_graph(self.traced, () if whole else config.splitting_ops)
+        self.compiled = compile_pieces(self.split, config)
+        if not config.mode:
+            return self.compiled.bind()
+        platform = get_platform(config.graph_platform, device_of(self.compiled))
+        options = CUDAGraphOptions(debug=config.debug)
+        self.captured = CapturedGraphs(self.compiled, sizes, config.mode, platform, None, options)
+        return self.captured
+
+    def capture(self, sizes: Any = None, **options: Any) -> CapturedGraphs:
+        """Records every size (see :func:`cgkit.capture`) and locks; calls are replayed from then on.
+
+        Raises:
+            CaptureError: the model was not called yet, or the configuration records nothing.
+        """
+        with self._lock:
+            if self.compiled is None or not self.config.mode:
+                raise CaptureError(
+                    f"{type(self.model).__name__} has nothing to record: "
+                    + (
+                        "call it once first (or compiled_model(model).compile(*example))"
+                        if self.config.mode
+                        else f"its configuration is {self.config!r}; set level=3 and a cudagraph_mode"
+                    )
+                )
+            if self.captured is not None:
+                self.captured.free()
+            self.call = self.captured = capture(self.compiled, sizes, **options)
+            return self.captured
+
+
+def capture_model(model: nn.Module, sizes: Any = None, **options: Any) -> CapturedGraphs:
+    """Records the graphs of a decorated model that was called once; takes what :func:`cgkit.capture` takes.
+
+    Implements the article's "capture_model：runner 侧的编排" for a model without a runner.
+    """
+    return compiled_model(model).capture(sizes, **options)
+
+
+def reset() -> None:
+    """Frees every recorded graph and pool, what decorated models compiled, and sets the counters to zero.
+
+    For notebooks: after it each cell can be run as if for the first time. Graphs and pieces that were
+    made by hand are freed too; a decorated model compiles again at its next call.
+    """
+    for state in list(_states):
+        state.close()
+    free_all()
+    torch.compiler.reset()
+    compilation_counter.reset()
+
+
+def _nothing() -> None:
+    """What a pickled model holds in place of its compiled state."""

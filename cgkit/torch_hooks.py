@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -83,10 +83,8 @@ def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
     """
     stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if stop is not None:
-        try:
+        with suppress(RuntimeError):  # the pool was not being fed: nothing to stop
             stop(device, pool)
-        except RuntimeError:  # the pool was not being fed: nothing to stop
-            pass
 
 
 # --- splitting -------------------------------------------------------------------------------
@@ -321,8 +319,10 @@ def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
     return int(expression) if expression.is_number else value
 
 
-def shape_guards(fake_mode: Any) -> list[str]:
-    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+def shape_guards(holder: Any) -> list[str]:
+    """What has been assumed of the symbols of a fake mode (or of a tracing context's), in order, as
+    text (2.11, 2.13)."""
+    fake_mode = getattr(holder, "fake_mode", holder)
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
 
 
@@ -653,3 +653,8 @@ def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mappi
         return kwargs[name]
     position = [argument.name for argument in op._schema.arguments].index(name)
     return args[position]
+
+
+def assumed_of_symbols(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]

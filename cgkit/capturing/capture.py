@@ -18,7 +18,7 @@ from cgkit.capturing.captured import CapturedGraphs, device_of
 from cgkit.capturing.out_of_memory import capture_out_of_memory
 from cgkit.capturing.platform import GraphPlatform, get_platform, peak_bytes, reserved_bytes, session
 from cgkit.capturing.sizes import CaptureSizes
-from cgkit.capturing.static_inputs import StaticInputs
+from cgkit.capturing.static_inputs import StaticInputs, as_call
 from cgkit.capturing.wrapper import CUDAGraphOptions, gc_held_off
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError, CaptureOutOfMemoryError
@@ -150,8 +150,6 @@ class _Capture:
             made = self.captured.inputs.make_inputs(other.num_tokens)
         except Exception:  # it need not know other sizes: then the first dimension of that size is taken
             return
-        from cgkit.capturing.static_inputs import as_call
-
         args, kwargs = self.captured.model_inputs.canonical(*as_call(made))
         with set_forward_context(self._metadata_for(other)):
             self.captured.note_output(other.num_tokens, self.captured.run(*args, **kwargs))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgkit.capturing.addresses import tensor_leaves
 from cgkit.capturing.static_inputs import Call, DynamicDims, replace_tensors
 from cgkit.errors import CaptureError
 
@@ -42,11 +43,15 @@ class ModelInputs:
         return tuple(index for index, name in enumerate(names) if name not in held)
 
     def canonical(self, args: tuple, kwargs: dict) -> Call:
-        """The call in one form: by position where that is possible, by keyword otherwise."""
-        if self.traced is None or (not kwargs and args):
-            return args, kwargs
+        """The call in one form: by position where that is possible, by keyword otherwise.
+
+        Raises:
+            TypeError: the model cannot be called so.
+        """
+        if self.traced is None or not kwargs:
+            return Call(args, kwargs)
         bound = self.traced.arguments.signature.bind(*args, **kwargs)
-        return bound.args, bound.kwargs
+        return Call(bound.args, bound.kwargs)
 
     def dims_of(self, args: tuple, kwargs: dict) -> DynamicDims:
         """The tensors that the graph reads of this call, by ``id``, and their dynamic dimensions."""
@@ -68,7 +73,7 @@ class ModelInputs:
                 found[id(value)] = entry.dynamic_dims
         return found
 
-    def default_inputs(self, num_tokens: int) -> Any:
+    def default_inputs(self, num_tokens: int) -> Call:
         """Zeros of the shapes that the model was traced with, ``num_tokens`` long; other values as they were.
 
         Raises:
@@ -85,8 +90,6 @@ class ModelInputs:
         return self.canonical(replace_tensors(args, into), replace_tensors(kwargs, into))
 
     def _examples_of(self, args: tuple, kwargs: dict) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-        from cgkit.capturing.addresses import tensor_leaves
-
         dims = self.dims_of(args, kwargs)
         leaves = [*tensor_leaves(args), *tensor_leaves(kwargs)]
         return [(tensor, dims[id(tensor)]) for _, tensor in leaves if dims.get(id(tensor))]
@@ -127,7 +130,7 @@ def _call_of(signature: Any, values: dict[str, Any]) -> Call:
             kwargs[name] = values[name]
         else:
             args.append(values[name])
-    return tuple(args), kwargs
+    return Call(tuple(args), kwargs)
 
 
 def _is_tensor(value: Any) -> bool:

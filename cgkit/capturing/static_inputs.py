@@ -10,25 +10,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cgkit.capturing.addresses import attributes, children, is_record, tensor_leaves
 from cgkit.errors import CaptureError, ReplayError
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+class Call(NamedTuple):
+    """The arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 #: For the tensors that a graph reads, by ``id``: the dimensions that follow the token count.
 DynamicDims = Mapping[int, tuple[int, ...]]
 
 
 def as_call(made: Any) -> Call:
-    """What ``make_inputs`` returned as (args, kwargs): a tensor, a tuple or list, or a dict of keywords."""
+    """What ``make_inputs`` returned: a tensor, a tuple or list, a dict of keywords, or a :class:`Call`."""
+    if isinstance(made, Call):
+        return made
     if isinstance(made, dict):
-        return (), made
+        return Call((), made)
     if isinstance(made, (tuple, list)) and not hasattr(made, "_fields"):
-        return tuple(made), {}
-    return (made,), {}
+        return Call(tuple(made), {})
+    return Call((made,), {})
 
 
 class StaticInputs:
@@ -53,7 +62,10 @@ class StaticInputs:
     ) -> None:
         self.make_inputs, self.canonical, self.copy_inputs = make_inputs, canonical, copy_inputs
         args, kwargs = self._make(largest)
-        dims = dims_of(args, kwargs)
+        try:
+            dims = dims_of(args, kwargs)
+        except TypeError as error:
+            raise _not_callable_so(largest, error) from error
         leaves = [leaf for leaf in _leaves(args, kwargs) if id(leaf[1]) in dims]
         self.paths = [path for path, _ in leaves]
         self.dims = [dims[id(tensor)] for _, tensor in leaves]
@@ -83,7 +95,10 @@ class StaticInputs:
             self._saved = [(views[index], views[index].clone()) for index in following]
 
     def _make(self, size: int) -> Call:
-        return self.canonical(*as_call(self.make_inputs(size)))
+        try:
+            return self.canonical(*as_call(self.make_inputs(size)))
+        except TypeError as error:
+            raise _not_callable_so(size, error) from error
 
     def at(self, size: int) -> Call:
         """(args, kwargs) of ``size`` tokens, the same tensors each time."""
@@ -109,7 +124,7 @@ class StaticInputs:
             args, kwargs = replace_tensors(args, into), replace_tensors(kwargs, into)
         else:
             views = made
-        self._calls[size], self._views[size] = (args, kwargs), views
+        self._calls[size], self._views[size] = Call(args, kwargs), views
 
     def num_tokens(self, args: tuple, kwargs: dict) -> int:
         """The token count of a call: the first dynamic dimension of the first argument that has one."""
@@ -172,6 +187,13 @@ class StaticInputs:
         for tensor, saved in self._saved:
             tensor.copy_(saved)
         self._saved = []
+
+
+def _not_callable_so(size: int, error: TypeError) -> CaptureError:
+    return CaptureError(
+        f"make_inputs({size}) gives no call of the model: {error}. It returns the model's arguments: a tensor, a "
+        "tuple of positional ones, or a dict of keyword ones"
+    )
 
 
 def _leaves(args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:

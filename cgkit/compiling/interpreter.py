@@ -15,6 +15,7 @@ from torch import fx
 from cgkit import torch_hooks
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.fakes import PieceOutputs, layout_of, storage_groups, without_base
+from cgkit.compiling.manager import first_line
 from cgkit.errors import CompileError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class PiecewiseCompileInterpreter:
                 return fx.Interpreter(piece.graph_module).run(*inputs)
         except Exception as error:
             raise CompileError(
-                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: {error}\n"
+                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: {first_line(error)}\n"
                 f"Its operators: {', '.join(piece.ops)}. An operator without a fake implementation gets one "
                 "with cgkit.register_op(..., fake_impl=...)"
             ) from error

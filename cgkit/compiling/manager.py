@@ -94,7 +94,7 @@ class CompilerManager:
     ) -> CompiledPiece:
         start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
         fixed = torch_hooks.specialised_symbols(fake_mode)
-        assumed = len(torch_hooks.shape_guards(fake_mode))
+        assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
         try:
             runnable = self.adaptor.compile(graph_module, inputs, fake_mode, shape)
         except CgkitError:
@@ -120,7 +120,7 @@ class CompilerManager:
             adaptor=self.adaptor.name,
             seconds=seconds,
             kernels=torch_hooks.generated_kernels() - kernels if self.adaptor.name == "inductor" else None,
-            assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+            assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
         )
 
 
@@ -134,13 +134,17 @@ def operators(graph_module: fx.GraphModule) -> list[str]:
     return list(dict.fromkeys(map(str, names)))
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message that says something, at most 500 characters of it."""
+    return next((line[:500] for line in str(error).splitlines() if line.strip()), "")
+
+
 def _failed(
     adaptor: str, name: str, graph_module: fx.GraphModule, shape: int | None, error: Exception
 ) -> CompileError:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
     at = "for the general shape" if shape is None else f"for {shape} tokens"
     return CompileError(
-        f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first[:500]}\n"
+        f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first_line(error)}\n"
         f"The piece's operators: {', '.join(operators(graph_module))}\n"
         "Ways out: CompilationConfig(compiler='eager') runs the pieces uncompiled; splitting_ops with the "
         "operator at fault leaves it out of the pieces"

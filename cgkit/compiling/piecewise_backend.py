@@ -176,8 +176,8 @@ class PiecewiseBackend:
         shared = f", shared with {self.general.owner}" if self.general.shared else ""
         return (
             f"PiecewiseBackend({self.name}, {self.piecewise_compile_index + 1} of "
-            f"{self.total_piecewise_compiles}, {self.general.adaptor}, key {self.general.key.digest}{shared}, "
-            f"static sizes {sizes})"
+            f"{self.total_piecewise_compiles}, {self.general.adaptor}, key {self.general.key.digest}"
+            f"{shared}, static sizes {sizes})"
         )
 
 

@@ -57,8 +57,9 @@ def _decode_kernel(
     if split == 0:
         slot = tl.load(slot_mapping + request)
         kv_at = (slot * KV_HEADS + head) * HEAD_DIM + dims
-        tl.store(key_cache + kv_at, new_key, mask=in_dim & (slot >= 0))
-        tl.store(value_cache + kv_at, new_value, mask=in_dim & (slot >= 0))
+        if slot >= 0:
+            tl.store(key_cache + kv_at, new_key, mask=in_dim)
+            tl.store(value_cache + kv_at, new_value, mask=in_dim)
     if seq_len == 0:
         tl.store(out_at, tl.zeros([ROWS, DIM], output.dtype.element_ty), mask=in_row)
         return

@@ -98,6 +98,7 @@ def trace(
         raise TraceError(_nothing_came(name))
 
     traced = take.traced_graph(wrapper, arguments, tuple(enlarged), dispatch, time.perf_counter() - started)
+    take.let_go()
     if dispatch == "bytecode":
         wrapper.forget()  # Dynamo's entry and its guards are needed no more
     if check_buffer_writes:
@@ -157,14 +158,16 @@ class _GraphTaker:
     """The backend of the one trace: keeps the graph, the fake examples and the context."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
-        self.model = model
+        self.model: nn.Module | None = model
         self.name = name
         self.executor = GuardFilterExecutor(name)
         self.graph_module: fx.GraphModule | None = None
+        self.taken = False
 
     def __call__(self, graph_module: fx.GraphModule, examples: list[Any], **options: Any) -> Callable[..., Any]:
-        if self.graph_module is not None:
+        if self.taken:
             raise self.executor.traced_again()
+        self.taken = True
         context = torch_hooks.tracing_context()
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         owned = _Owned(self.model)
@@ -210,6 +213,12 @@ class _GraphTaker:
             wrapper=wrapper,
             executor=self.executor if dispatch == "guard_filter" else None,
         )
+
+
+    def let_go(self) -> None:
+        """Dynamo keeps every backend it has seen for good; what this one took must not stay with it."""
+        self.model = self.graph_module = self.context = None
+        self.examples, self.inputs, self.side_effects = [], [], ()
 
 
 class _Owned:
