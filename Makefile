@@ -48,8 +48,8 @@ lab: $(STAMP) ## JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --notebook-dir notebooks $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, and the arrows between the folders
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check cgkit tests
+	$(BIN)/ruff format --check cgkit tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -7,6 +7,9 @@ and FULL. It collects DataFrames only; :mod:`cgkit.plotting.tour_page` draws the
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -88,7 +91,10 @@ class TourResult:
         rows = [
             ("traced", f"one graph of {len(data.nodes):,} nodes, {data.layers} layers"),
             ("split", f"{facts['pieces']} pieces, {facts['pieces_compiled']} of them to compile"),
-            ("compiled", f"{facts['pieces_unique']} different pieces in {data.cold_compile_s:.1f} s"),
+            (
+                "compiled",
+                f"{facts['pieces_unique']} different pieces in {data.cold_compile_s:.1f} s, from an empty cache",
+            ),
             (
                 "captured",
                 f"{facts['graphs_captured']} graphs at {data.sizes}, {human_bytes(data.pool_bytes)}",
@@ -173,7 +179,7 @@ def _build(
     room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
     with events.record(events.GraphCaptured) as captures:
         runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
-        with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"):
+        with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"), _cold_cache():
             runner.capture_model()
     eager = Runner(
         loaded.model,
@@ -349,6 +355,23 @@ class _Clock:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+
+
+@contextmanager
+def _cold_cache() -> Iterator[None]:
+    """An empty Inductor cache for the block: each tour compiles from nothing, so that its seconds can be
+    compared. The folder goes with the process, because compiled code may be loaded from it late."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before, folder = os.environ.get(name), tempfile.mkdtemp(prefix="cgkit-tour-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ[name] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def _with_keys(data: TourData) -> pd.DataFrame:
 def _compiled(data: TourData) -> report.Section:
     requests = len(data.compilations)
     lead = (
-        f"{requests} compilations were asked for, {data.num_unique} were done (adaptor: "
+        f"{requests} compilations were asked for, {data.num_unique} were done, from an empty cache (adaptor: "
         f"{escape(data.adaptor)}): a deep model repeats one layer, and equal pieces share one compiled "
         "callable. Without that, this stage would grow with the depth of the model."
     )
