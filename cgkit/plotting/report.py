@@ -24,7 +24,7 @@ h1{font-size:1.95rem;line-height:1.2;margin:0 0 .35rem;letter-spacing:-.015em}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:.7rem;margin:1.3rem 0}
 .fact{background:var(--paper);border:1px solid var(--line);border-radius:9px;padding:.65rem .85rem}
 .fact b{display:block;font-size:1.24rem;font-weight:650;font-variant-numeric:tabular-nums;line-height:1.25}
-.fact span{color:var(--soft);font-size:.84rem}
+.fact span{display:block;color:var(--soft);font-size:.84rem;line-height:1.3;margin-top:.15rem}
 .note{background:var(--warn-bg);border-left:4px solid var(--warn-line);border-radius:4px;padding:.7rem 1rem;
 margin:1.2rem 0}
 nav{display:flex;flex-wrap:wrap;gap:.35rem .5rem;margin:1.6rem 0 .4rem;font-size:.93rem}

@@ -143,7 +143,7 @@ def new_axes(ax: Axes | None = None, width: float = 8.4, height: float = 2.8) ->
 
 
 def save(drawing: Axes | str, path: str | Path) -> Path:
-    """Writes a picture; the ending of ``path`` names the format (an SVG string only as ``.svg``).
+    """Writes a picture on white; the ending of ``path`` names the format (an SVG string only as ``.svg``).
 
     Raises:
         ValueError: an SVG string is to be saved as something else.
@@ -152,12 +152,15 @@ def save(drawing: Axes | str, path: str | Path) -> Path:
     if isinstance(drawing, str):
         if path.suffix != ".svg":
             raise ValueError(f"{path}: this picture is SVG text; name the file *.svg")
-        path.write_text(drawing.replace("currentColor", INK), encoding="utf-8")
+        opaque = re.sub(
+            r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="white"/>', drawing, count=1
+        )
+        path.write_text(opaque.replace("currentColor", INK), encoding="utf-8")
         return path
     figure = drawing.get_figure(root=True)
     assert figure is not None
     with style():
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, facecolor="white", metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
