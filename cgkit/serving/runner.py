@@ -86,7 +86,7 @@ class Runner:
         self.max_model_len = _at_least_1("max_model_len", max_model_len or min(longest, 2048))
         if self.max_model_len > longest:
             raise ServingError(
-                f"max_model_len={max_model_len} is beyond the {longest} positions that {model.config.name} knows"
+                f"max_model_len={max_model_len} is beyond the {longest} positions of {model.config.name}"
             )
         tokens = max_num_batched_tokens or config.max_num_batched_tokens or self.max_model_len
         self.max_num_batched_tokens = max(_at_least_1("max_num_batched_tokens", tokens), self.max_num_seqs)
@@ -169,7 +169,8 @@ class Runner:
         if not 0 < len(batch) <= self.max_num_seqs or num_tokens > self.max_num_batched_tokens:
             raise ServingError(
                 f"a step of {len(batch)} requests and {num_tokens} tokens: it takes 1 to {self.max_num_seqs} "
-                f"requests (max_num_seqs) and up to {self.max_num_batched_tokens} tokens (max_num_batched_tokens)"
+                f"requests (max_num_seqs) and up to {self.max_num_batched_tokens} tokens "
+                "(max_num_batched_tokens)"
             )
         for request, count in batch:
             end = request.num_computed + count
@@ -270,8 +271,8 @@ class Runner:
         if length + request.max_tokens > room:
             limit = "max_model_len" if room == self.max_model_len else "the KV cache"
             raise ServingError(
-                f"prompt {index} has {length} tokens and may get {request.max_tokens} more, but {limit} holds "
-                f"{room}: shorten the prompt, lower max_tokens"
+                f"prompt {index} has {length} tokens and may get {request.max_tokens} more, but {limit} "
+                f"holds {room}: shorten the prompt, lower max_tokens"
                 f"{f' to {room - length}' if length < room else ''}, or build the runner with a larger "
                 f"{'max_model_len' if room == self.max_model_len else 'kv_cache_tokens'}"
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from cgkit.errors import ServingError
 from cgkit.serving.gguf_files import bundled_smollm2, read_gguf
@@ -103,7 +104,8 @@ def build_model(
         )
     model.load_state_dict(held, assign=True)
     model.tie_weights()
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.to(device)
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = nn.Buffer(rotary.inv_freq.to(device), persistent=False)
     return model.requires_grad_(False).eval()
 
 

