@@ -20,6 +20,7 @@ lengths and block tables are read on the device. Nothing here reads ``num_reqs``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -68,23 +69,24 @@ def attend(
     """
     if query.shape[0] == 0:
         return
-    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
     if not _use_triton(query, key_cache):
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
         write_kv_torch(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_torch(query, key_cache, value_cache, metadata, output, scale)
         return
     if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
-        from cgkit.kernels.triton_decode import paged_attention_decode
-
-        paged_attention_decode(query, key, value, key_cache, value_cache, metadata, output, scale)
+        _decode()(query, key, value, key_cache, value_cache, metadata, output, scale)
     else:
         from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
 
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
         write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale)
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
     """Writes row i of ``key`` and ``value`` into slot ``slot_mapping[i]``; -1 writes to no request's slot.
 
     ``slot_mapping`` (at least tokens,) int64. A slot beyond the cache raises IndexError on the CPU
@@ -179,9 +181,7 @@ def paged_attention_torch(
         output[start:stop].copy_(torch.where(seen[:, :1, None], attended, zero))
 
 
-def _visible_slots(
-    metadata: PagedMetadata, start: int, stop: int, block_size: int
-) -> tuple[Tensor, Tensor]:
+def _visible_slots(metadata: PagedMetadata, start: int, stop: int, block_size: int) -> tuple[Tensor, Tensor]:
     """For tokens ``start..stop``: the slot of each position of the request (0 where the token may not
     look), and whether it may. Both (tokens, width), int32 and bool."""
     table, ends = metadata.block_table, metadata.query_start_loc
@@ -236,8 +236,19 @@ def check_shapes(
 def _use_triton(query: Tensor, cache_tensor: Tensor) -> bool:
     """Triton on CUDA where it is installed and has the dtype; the torch form everywhere else."""
     return (
-        query.is_cuda and query.dtype in _TRITON_DTYPES and cache_tensor.shape[3] <= 256 and _triton_installed()
+        query.is_cuda
+        and query.dtype in _TRITON_DTYPES
+        and cache_tensor.shape[3] <= 256
+        and _triton_installed()
     )
+
+
+@cache
+def _decode() -> Callable[..., None]:
+    """Triton is imported when the first kernel is needed; an import statement costs a look-up each time."""
+    from cgkit.kernels.triton_decode import paged_attention_decode
+
+    return paged_attention_decode
 
 
 @cache
