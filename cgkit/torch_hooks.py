@@ -682,3 +682,43 @@ def returns_several(target: Any) -> bool | None:
     if schema is None:
         return None
     return len(schema.returns) > 1 or any("List" in str(returned.type) for returned in schema.returns)
+
+
+class _LeanDynamoUtils:
+    """``torch._dynamo.utils`` as Dynamo's bytecode sees it, less what costs time at each call.
+
+    The bytecode opens a profiler range around fetching the graph's inputs, and reads sizes through
+    functions that switch Dynamo off and on again: microseconds a step that only a trace in progress needs.
+    """
+
+    @staticmethod
+    def record_pregraph_bytecode_enter() -> None:
+        return None
+
+    @staticmethod
+    def record_pregraph_bytecode_exit(_: Any) -> None:
+        return None
+
+    @staticmethod
+    def call_size(x: torch.Tensor, dim: int) -> int:
+        return x.size(dim)
+
+    @staticmethod
+    def call_stride(x: torch.Tensor, dim: int) -> int:
+        return x.stride(dim)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch._dynamo.utils, name)
+
+
+_lean_dynamo_utils = _LeanDynamoUtils()
+
+
+def lean_global(value: Any) -> Any:
+    """What stands for a global of Dynamo's bytecode when no guard is before it: its helpers, made lean.
+
+    Read in torch 2.13; where the bytecode has no such helpers (2.11 has some), nothing is replaced.
+    """
+    import torch._dynamo.utils
+
+    return _lean_dynamo_utils if value is torch._dynamo.utils else value
