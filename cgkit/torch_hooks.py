@@ -254,3 +254,16 @@ def storage_key(tensor: torch.Tensor) -> int:
     ``untyped_storage()._cdata``: the same on 2.11 to 2.13. Valid while one of them is alive.
     """
     return tensor.untyped_storage()._cdata
+
+
+# --- Names that have no public home (the same on 2.11 to 2.13) ---------------------------------
+
+OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket
+
+
+def dispatch_mode_class() -> type[Any]:
+    """``TorchDispatchMode``: a mode that sees every operator below autograd. 2.11 to 2.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
