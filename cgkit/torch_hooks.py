@@ -722,3 +722,10 @@ def lean_global(value: Any) -> Any:
     import torch._dynamo.utils
 
     return _lean_dynamo_utils if value is torch._dynamo.utils else value
+
+
+def dispatch_mode_class() -> type[Any]:
+    """``TorchDispatchMode``: a mode that sees every operator below autograd. 2.11 to 2.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
