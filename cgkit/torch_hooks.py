@@ -222,7 +222,7 @@ def standalone_compile(
     more: dict[str, Any] = {}
     if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
         more["donate_graph_module"] = True
-    with torch.no_grad(), tracing(TracingContext(fake_mode)):
+    with torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
         return compile_it(
             graph_module,
             list(fake_args),
@@ -280,6 +280,7 @@ def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
     from torch._dispatch.python import enable_python_dispatcher
 
     stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))  # inference tensors do not count their writes
     stack.enter_context(torch.no_grad())
     stack.enter_context(fake_mode)
     stack.enter_context(enable_python_dispatcher())

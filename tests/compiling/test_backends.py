@@ -59,6 +59,17 @@ def test_compiled_pieces_compute_what_the_model_computes():
         assert torch.equal(compiled(*args), compiled(*args))
 
 
+def test_inference_mode_changes_nothing():
+    model, split = split_llama(3)
+    with torch.inference_mode():
+        compiled = compile_pieces(split, config(compile_sizes=[2]))
+        for tokens in (2, 2, 5):
+            args = llama_inputs(tokens)
+            torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-6, atol=1e-6)
+    plain = compile_pieces(split, config(compile_sizes=[2]))
+    assert [b.general.key for b in compiled.backends] == [b.general.key for b in plain.backends]
+
+
 def test_requests_are_counted_apart_from_compilations():
     _, split = split_llama(5)
     with compilation_counter.expect(

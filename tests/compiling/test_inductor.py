@@ -68,6 +68,7 @@ def test_kernels_are_counted_and_shared_pieces_take_the_owners_callable(llama):
     assert len(set(map(id, runnables))) == 3
 
 
+@pytest.mark.slow
 def test_a_static_size_is_right_and_tuned():
     options = {}
     set_inductor_config(options, None)
@@ -158,6 +159,7 @@ ALIASING = [
 WRITTEN_TOGETHER = [buffer_in_halves, view_is_written_after_the_cut, qkv_are_views]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", ALIASING, ids=lambda f: f.__name__)
 def test_writes_through_shared_memory_arrive(forward):
     split = split_of(forward, torch.randn(8, 6), ops=["compiletoy::add_"])
@@ -181,6 +183,7 @@ def test_writes_through_shared_memory_arrive(forward):
         ]
 
 
+@pytest.mark.slow
 def test_two_threads_compile_two_models():
     results = {}
 
