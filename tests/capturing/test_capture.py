@@ -372,3 +372,15 @@ def test_a_platform_that_does_not_fit():
             capture(shared_toy("cpu"), [1], platform="cuda")
     with pytest.raises(ConfigError, match="unknown"):
         capture(shared_toy("cpu"), [1], platform="metal")
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_with_inductor(device, mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    captured = capture(toy(device, compiler="inductor"), [1, 2, 4], mode=mode)
+    for tokens in (1, 2, 3, 4, 5):
+        x = torch.randn(tokens, 8, device=device)
+        padded = torch.zeros(captured.sizes.pad(tokens), 8, device=device)
+        padded[:tokens] = x
+        assert torch.equal(captured(x), captured.compiled(padded)[:tokens])
+        torch.testing.assert_close(captured(x), Toy()(x))
