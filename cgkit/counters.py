@@ -21,7 +21,7 @@ from cgkit.display import Shown
 class CompilationCounter(Shown):
     """Counts what the stages report. All fields are plain totals since the last :meth:`reset`."""
 
-    num_models_seen: int = 0  # decorated models built with compilation on
+    num_models_seen: int = 0  # decorated models called at level 1 or higher
     num_graphs_seen: int = 0  # graphs handed over by Dynamo: 1 a model
     num_piecewise_graphs_seen: int = 0  # pieces after the split, splitting ones included: 2L + 1
     num_piecewise_capturable_graphs_seen: int = 0  # pieces without a splitting operator: L + 1

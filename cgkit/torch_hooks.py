@@ -109,8 +109,12 @@ def register_fake_in(library: torch.library.Library, op_name: str, fake_impl: Ca
 
 
 def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The overload that ``packet(*args, **kwargs)`` would call, or None where torch cannot tell
-    without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    """The overload that ``packet(*args, **kwargs)`` would call, or None where ``packet`` is no packet of
+    overloads or torch cannot tell without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    from torch._ops import OpOverloadPacket
+
+    if not isinstance(packet, OpOverloadPacket):
+        return None
     overloads = packet.overloads()
     if len(overloads) == 1:
         return getattr(packet, overloads[0])
@@ -149,6 +153,39 @@ def is_fake(value: Any) -> bool:
     from torch._subclasses import FakeTensor
 
     return isinstance(value, FakeTensor)
+
+
+def triton_direct_launch(compiled_kernel: Any) -> Callable[[Sequence[int], int, Sequence[Any]], None] | None:
+    """``launch(grid, raw_stream, arguments)`` for a compiled Triton kernel, past Triton's own dispatch.
+
+    ``arguments`` are all parameters in the order of the signature, constants included; pointers may be
+    plain integers. None where the kernel's private ``run`` is not known to take this call: the caller
+    then launches in the public way. Launch hooks of Triton's profiler do not fire.
+
+    Read in, and written for, Triton 3.6; other versions give None, as does Triton's interpreter.
+    """
+    import triton
+
+    if ".".join(triton.__version__.split(".")[:2]) != "3.6":
+        return None
+    try:
+        run, function = compiled_kernel.run, compiled_kernel.function
+        packed = compiled_kernel.packed_metadata
+    except AttributeError:
+        return None
+    if not callable(run) or function is None:
+        return None
+
+    def launch(grid: Sequence[int], stream: int, arguments: Sequence[Any]) -> None:
+        run(grid[0], grid[1], grid[2], stream, function, packed, None, None, None, *arguments)
+
+    return launch
+
+
+def current_raw_stream(device_index: int) -> int:
+    """The address of the current CUDA stream of a device. torch 2.11; elsewhere by the public way."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device_index) if raw is not None else torch.cuda.current_stream(device_index).cuda_stream
 
 
 # --- compiling ---------------------------------------------------------------------------------
@@ -249,11 +286,6 @@ def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """A number that two tensors share exactly if they share a storage; fakes too (2.11, 2.13)."""
-    return tensor.untyped_storage()._cdata
-
-
 def symbolic_expression(value: Any) -> Any:
     """The sympy expression of a SymInt, SymFloat or SymBool (2.11, 2.13)."""
     return value.node.expr
@@ -310,7 +342,7 @@ def register_bytecode_hook(hook: Callable[[CodeType, CodeType], CodeType | None]
     add and remove under a lock.
     """
     try:
-        return torch._dynamo.convert_frame.register_bytecode_hook(hook)
+        return torch._dynamo.convert_frame.register_bytecode_hook(hook)  # type: ignore[arg-type]
     except AttributeError:
         raise _gone("torch._dynamo.convert_frame.register_bytecode_hook") from None
 
@@ -454,7 +486,7 @@ def _changes(container: Any) -> list[tuple[Any, str, bool]]:
 def _plain_key(key: Any) -> Any:
     """The Python key that a dict key of Dynamo stands for, or its text."""
     try:
-        return key.vt.as_python_constant()
+        return getattr(key, "vt", key).as_python_constant()
     except Exception:  # a tensor, a module, ...: only shown
         return str(key)
 
@@ -622,3 +654,31 @@ def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mappi
         return kwargs[name]
     position = [argument.name for argument in op._schema.arguments].index(name)
     return args[position]
+
+
+def assumed_of_symbols(fake_mode: Any) -> list[str]:
+    """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
+
+
+def operator_of(target: Any) -> tuple[str, str | None] | None:
+    """``("ns::name", overload)`` of an operator; overload None for a packet of them; None for anything
+    that is no operator of torch's registry (``torch._ops``; torch 2.11, 2.13)."""
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(target, OpOverload):
+        return str(target._schema.name), str(target._overloadname)
+    if isinstance(target, OpOverloadPacket):
+        return str(target._qualified_op_name), None
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{target.name()}", "default"
+    return None
+
+
+def returns_several(target: Any) -> bool | None:
+    """Whether an overload's schema returns a list or several values; None if ``target`` is no overload
+    (``OpOverload._schema``; torch 2.11, 2.13)."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    return len(schema.returns) > 1 or any("List" in str(returned.type) for returned in schema.returns)

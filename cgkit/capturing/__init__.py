@@ -11,6 +11,7 @@ from __future__ import annotations
 from cgkit.capturing.addresses import WeightLedger as WeightLedger
 from cgkit.capturing.capture import capture as capture
 from cgkit.capturing.captured import CapturedGraphs as CapturedGraphs
+from cgkit.capturing.captured import device_of as device_of
 from cgkit.capturing.captured import free_all as free_all
 from cgkit.capturing.dispatcher import CudagraphDispatcher as CudagraphDispatcher
 from cgkit.capturing.dispatcher import Route as Route
