@@ -374,6 +374,7 @@ def test_a_platform_that_does_not_fit():
         capture(shared_toy("cpu"), [1], platform="metal")
 
 
+@pytest.mark.slow  # a C++ compiler at work
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
 def test_with_inductor(device, mode, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
