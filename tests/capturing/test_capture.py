@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cgkit import events
-from cgkit.capturing import capture, get_platform
+from cgkit.capturing import capture, free_all, get_platform
 from cgkit.capturing.wrapper import CUDAGraphWrapper
 from cgkit.config import CUDAGraphMode
 from cgkit.counters import compilation_counter
@@ -304,6 +304,17 @@ def test_capturing_again_and_freeing(device):
         first(x)
     assert torch.equal(second(x), made(x))
     assert "0 " in repr(first)
+
+
+def test_two_models_in_one_pool_and_free_all(device):
+    first = capture(toy(device), [2])
+    second = capture(toy(device, Layers(1)), [2], pool=first.pool, platform=first.platform)
+    second.free()
+    x = torch.randn(2, 8, device=device)
+    assert torch.equal(first(x), Toy()(x))
+    assert free_all() >= 1 and free_all() == 0
+    with pytest.raises(ReplayError, match="were freed"):
+        first(x)
 
 
 def test_without_graphs_the_artefact_still_runs(device):
