@@ -14,20 +14,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 from cgkit import __version__
 from cgkit.errors import CgkitError
-
-#: ``cgkit bench NAME`` -> the module with ``add_arguments(parser)`` and ``run(args) -> dict``, and what
-#: it measures. A result may hold "frame", a DataFrame that is printed as a table and not as JSON.
-BENCHES = {
-    "dedup": (
-        "cgkit.measuring.bench_dedup",
-        "how compile time grows with depth: equal pieces are compiled once",
-    ),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,23 +89,14 @@ def _tour_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     bench = commands.add_parser("bench", help="measure one claim", description="Measures one claim.")
-    names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
-    for name, (module, what) in BENCHES.items():
-        one = names.add_parser(name, parents=[common], help=what, description=what)
-        one.module = module
-        one.set_defaults(run=run_bench, module=module)
-
-
-class _LazyParser(argparse.ArgumentParser):
-    """Asks a benchmark's module for its options only when that benchmark was named."""
-
-    module = ""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        if self.module:
-            import_module(self.module).add_arguments(self)
-            self.module = ""
-        return super().parse_known_args(args, namespace)
+    names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
+    what = "compile time of a deep model against a shallow one: equal pieces are compiled once"
+    dedup = names.add_parser("dedup", parents=[common], help=what, description=what)
+    dedup.add_argument(
+        "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
+    )
+    dedup.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
+    dedup.set_defaults(run=run_bench, bench=bench_dedup)
 
 
 def positive(text: str) -> int:
@@ -192,17 +173,18 @@ def run_tour(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
 
 
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
-    """``cgkit bench NAME``."""
+    """``cgkit bench NAME``: a table, or with ``--json`` its rows."""
     from cgkit.plotting.tables import text_table
 
     with progress_bars():
-        facts = dict(import_module(args.module).run(args))
-    frame = facts.pop("frame", None)
-    out = sys.stderr if args.json else sys.stdout
-    if frame is not None:
-        print(text_table(frame), file=out)
-    for name, value in facts.items():
-        if not isinstance(value, (list, dict)):
-            print(f"  {name}: {value}", file=out)
-    write(facts)
-    return 0 if facts.get("ok", True) else 1
+        frame = args.bench(args)
+    print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+    write({"bench": args.bench.__name__.removeprefix("bench_"), "rows": frame.to_dict("records")})
+    return 0
+
+
+def bench_dedup(args: argparse.Namespace) -> Any:
+    """How compile time grows with depth; a process and an empty cache for each depth."""
+    from cgkit.measuring import bench_dedup
+
+    return bench_dedup.run(args.layers, compiler=args.compiler)

@@ -78,13 +78,15 @@ def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
     """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
 
     ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
-    allocator would then believe for ever that a capture is under way. torch 2.11 and 2.13 (read in
-    their sources, which is also why a failure here is not an error).
+    allocator would then believe for ever that a capture is under way, and that one more graph uses
+    the pool. torch 2.11 and 2.13 (read in their sources).
     """
     stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if stop is not None:
-        with suppress(RuntimeError):  # the pool was not being fed: nothing to stop
+    release: Any = getattr(torch._C, "_cuda_releasePool", None)
+    if stop is not None and release is not None:
+        with suppress(RuntimeError):  # the pool was not being fed: capture_end came so far itself
             stop(device, pool)
+            release(device, pool)
 
 
 # --- splitting -------------------------------------------------------------------------------
@@ -107,8 +109,12 @@ def register_fake_in(library: torch.library.Library, op_name: str, fake_impl: Ca
 
 
 def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The overload that ``packet(*args, **kwargs)`` would call, or None where torch cannot tell
-    without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    """The overload that ``packet(*args, **kwargs)`` would call, or None where ``packet`` is no packet of
+    overloads or torch cannot tell without calling it (``torch._C._jit_resolve_packet``; torch 2.11, 2.13)."""
+    from torch._ops import OpOverloadPacket
+
+    if not isinstance(packet, OpOverloadPacket):
+        return None
     overloads = packet.overloads()
     if len(overloads) == 1:
         return getattr(packet, overloads[0])
@@ -280,11 +286,6 @@ def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """A number that two tensors share exactly if they share a storage; fakes too (2.11, 2.13)."""
-    return tensor.untyped_storage()._cdata
-
-
 def symbolic_expression(value: Any) -> Any:
     """The sympy expression of a SymInt, SymFloat or SymBool (2.11, 2.13)."""
     return value.node.expr
@@ -341,7 +342,7 @@ def register_bytecode_hook(hook: Callable[[CodeType, CodeType], CodeType | None]
     add and remove under a lock.
     """
     try:
-        return torch._dynamo.convert_frame.register_bytecode_hook(hook)
+        return torch._dynamo.convert_frame.register_bytecode_hook(hook)  # type: ignore[arg-type]
     except AttributeError:
         raise _gone("torch._dynamo.convert_frame.register_bytecode_hook") from None
 
@@ -485,7 +486,7 @@ def _changes(container: Any) -> list[tuple[Any, str, bool]]:
 def _plain_key(key: Any) -> Any:
     """The Python key that a dict key of Dynamo stands for, or its text."""
     try:
-        return key.vt.as_python_constant()
+        return getattr(key, "vt", key).as_python_constant()
     except Exception:  # a tensor, a module, ...: only shown
         return str(key)
 
@@ -658,3 +659,26 @@ def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mappi
 def assumed_of_symbols(fake_mode: Any) -> list[str]:
     """What has been assumed of the symbols so far, as text in order (2.11, 2.13)."""
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
+
+
+def operator_of(target: Any) -> tuple[str, str | None] | None:
+    """``("ns::name", overload)`` of an operator; overload None for a packet of them; None for anything
+    that is no operator of torch's registry (``torch._ops``; torch 2.11, 2.13)."""
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(target, OpOverload):
+        return str(target._schema.name), str(target._overloadname)
+    if isinstance(target, OpOverloadPacket):
+        return str(target._qualified_op_name), None
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{target.name()}", "default"
+    return None
+
+
+def returns_several(target: Any) -> bool | None:
+    """Whether an overload's schema returns a list or several values; None if ``target`` is no overload
+    (``OpOverload._schema``; torch 2.11, 2.13)."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    return len(schema.returns) > 1 or any("List" in str(returned.type) for returned in schema.returns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,10 +37,11 @@ PROMPTS = (
     "Explain in one sentence what a compiler does.",
     "Write a haiku about waiting.",
     "I have read that a large language model spends most of the time of a decode step on reading its weights "
-    "from memory, and that on a fast GPU, with a small batch, a good part of what is left is spent on starting "
-    "kernels. Which of the two gets better with a larger batch? Answer briefly.",
+    "from memory, and that on a fast GPU, with a small batch, a good part of what is left is spent on "
+    "starting kernels. Which of the two gets better with a larger batch? Answer briefly.",
 )
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+RANDOM = "The weights are random: what the model says means nothing, that it says it again each way does."
 MODES = ("eager", "compiled", "PIECEWISE", "FULL")
 
 
@@ -87,10 +89,15 @@ class TourResult:
             ("traced", f"one graph of {len(data.nodes):,} nodes, {data.layers} layers"),
             ("split", f"{facts['pieces']} pieces, {facts['pieces_compiled']} of them to compile"),
             ("compiled", f"{facts['pieces_unique']} different pieces in {data.cold_compile_s:.1f} s"),
-            ("captured", f"{facts['graphs_captured']} graphs at {data.sizes}, {human_bytes(data.pool_bytes)}"),
+            (
+                "captured",
+                f"{facts['graphs_captured']} graphs at {data.sizes}, {human_bytes(data.pool_bytes)}",
+            ),
             ("replayed", "the same tokens as eager" if data.tokens_equal else "OTHER TOKENS THAN EAGER"),
         ]
-        times = data.times.assign(emulated=[data.emulated and mode in MODES[2:] for mode in data.times["mode"]])
+        times = data.times.assign(
+            emulated=[data.emulated and mode in MODES[2:] for mode in data.times["mode"]]
+        )
         answer = data.answers.iloc[0]
         lines = [
             f"{data.model} on {data.device} ({graphs})",
@@ -141,9 +148,7 @@ def tour(
         _race(lanes, questions, tokens)
     data = _data(loaded, runner, lanes, captures, clock, prompts, tokens, where)
     data.command = _command(model, device, tokens)
-    counters = {
-        name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()
-    }
+    counters = {name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()}
     data.counters = _frame(counter=list(counters), count=list(counters.values()))
     from cgkit.plotting.tour_page import tour_page
 
@@ -277,7 +282,8 @@ def _data(
     split, compiled, captured = executor.split, executor.compiled, executor.captured
     eager, full = lanes[0], lanes[-1]
     equal = all(
-        [request.token_ids for request in lane.requests] == [r.token_ids for r in eager.requests] for lane in lanes
+        [request.token_ids for request in lane.requests] == [r.token_ids for r in eager.requests]
+        for lane in lanes
     )
     return TourData(
         model=loaded.config.name,
@@ -301,6 +307,7 @@ def _data(
         answers=_answers(loaded, full, prompts),
         stitch_source=split.source,
         cold_compile_s=compiled.seconds,
+        remarks=[RANDOM] if loaded.source.startswith("random") else [],
         pool_bytes=captured.pool_bytes.reserved,
         adaptor=compiled.manager.adaptor.name,
         versions=f"cgkit {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}",
@@ -313,7 +320,9 @@ def _times(lanes: Sequence[_Lane]) -> Any:
     for lane in lanes:
         ms = [step["ms"] for step in lane.steps if step["kind"] == "decode"][1:] or [lane.steps[-1]["ms"]]
         low, middle, high = statistics.quantiles(ms, n=4) if len(ms) > 1 else (ms[0],) * 3
-        rows.append({"mode": lane.mode, "ms_per_token": middle, "low_ms": low, "high_ms": high, "steps": len(ms)})
+        rows.append(
+            {"mode": lane.mode, "ms_per_token": middle, "low_ms": low, "high_ms": high, "steps": len(ms)}
+        )
     return _frame_of(rows)
 
 
@@ -359,7 +368,8 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"device={name!r} is unknown; use auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device='cuda', but torch {torch.__version__} sees no GPU; use 'auto' or 'cpu' (graphs are then emulated)"
+            f"device='cuda', but torch {torch.__version__} sees no GPU; use 'auto' or 'cpu' (graphs are "
+            "then emulated)"
         )
     return torch.device(name)
 
@@ -373,11 +383,15 @@ def _device_name(device: torch.device) -> str:
 def _writable(path: Path) -> Path:
     """``path``, if a file can be written there: asked before the work, not after it."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
+        with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise CgkitError(f"out={str(path)!r} cannot be written ({error.strerror}); name another file") from error
+        raise CgkitError(
+            f"out={str(path)!r} cannot be written ({error.strerror}); name another file"
+        ) from error
     return path
 
 

@@ -118,16 +118,24 @@ def test_progress_is_a_line_a_stage_where_there_is_no_terminal(capfd):
     assert capfd.readouterr() == ("", "  compiling: submod_2\n")
 
 
-def test_a_benchmark_is_asked_for_its_options_when_it_is_named(monkeypatch, capfd):
+def test_a_benchmark_prints_its_table_or_its_rows(monkeypatch, capfd):
     import pandas as pd
 
-    bench = SimpleNamespace(
-        add_arguments=lambda parser: parser.add_argument("--layers", type=int, default=4),
-        run=lambda args: {"layers": args.layers, "ratio": 1.25, "frame": pd.DataFrame({"n": [1]})},
-    )
-    monkeypatch.setitem(sys.modules, "fake_bench", bench)
-    monkeypatch.setitem(cli.BENCHES, "fake", ("fake_bench", "nothing"))
-    assert cli.main(["bench", "fake", "--layers", "8", "--json"]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out) == {"layers": 8, "ratio": 1.25}
-    assert "ratio: 1.25" in err
+    import cgkit.measuring
+
+    seen = {}
+
+    def run(layers, **options):
+        seen.update(layers=layers, **options)
+        return pd.DataFrame({"layers": layers, "compile_s": [1.0, 1.25]})
+
+    bench = SimpleNamespace(run=run)
+    monkeypatch.setitem(sys.modules, "cgkit.measuring.bench_dedup", bench)
+    monkeypatch.setattr(cgkit.measuring, "bench_dedup", bench, raising=False)
+    assert cli.main(["bench", "dedup", "--layers", "2", "8", "--compiler", "eager", "--json"]) == 0
+    assert seen == {"layers": [2, 8], "compiler": "eager"}
+    out, _ = capfd.readouterr()
+    rows = [{"layers": 2, "compile_s": 1.0}, {"layers": 8, "compile_s": 1.25}]
+    assert json.loads(out) == {"bench": "dedup", "rows": rows}
+    assert cli.main(["bench", "dedup", "--layers", "2", "8"]) == 0
+    assert capfd.readouterr().out.splitlines()[0].split() == ["layers", "compile", "(s)"]

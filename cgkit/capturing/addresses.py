@@ -57,8 +57,10 @@ def is_record(value: Any) -> bool:
     if isinstance(value, (type, ModuleType, torch.nn.Module)) or callable(value):
         return False
     plain = type(value).__module__.split(".")[0] not in ("torch", "numpy", "builtins")
-    return isinstance(value, SimpleNamespace) or dataclasses.is_dataclass(value) or (
-        plain and hasattr(value, "__dict__")
+    return (
+        isinstance(value, SimpleNamespace)
+        or dataclasses.is_dataclass(value)
+        or (plain and hasattr(value, "__dict__"))
     )
 
 
@@ -96,14 +98,16 @@ class AddressReader:
         """The error for arguments that are built otherwise than those of the recording."""
         return ReplayError(
             f"{where}: the arguments are built otherwise than when it was recorded ({type(error).__name__}: "
-            f"{error}); tensors were expected at {', '.join(self.names)}. Pass the same structure, or capture again"
+            f"{error}); tensors were expected at {', '.join(self.names)}. Pass the same structure, "
+            "or capture again"
         )
 
 
 def moved_input(where: str, name: str, old: int, new: int) -> MovedInputError:
     """The error for one tensor that moved from ``old`` to ``new``."""
     return MovedInputError(
-        f"{where}: input {name} was recorded at address {old:#x} and now lies at {new:#x}; a replay would read "
+        f"{where}: input {name} was recorded at address {old:#x} and now lies at {new:#x}; a replay "
+        "would read "
         "what is left at the old address. Write into the recorded buffer instead (`buffer.copy_(value)`), "
         "let cgkit copy (cudagraph_copy_inputs=True), or capture again"
     )

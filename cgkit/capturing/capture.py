@@ -103,8 +103,8 @@ class _Capture:
 
     def run(self, make_inputs: Callable[[int], Any] | None, uniform_sizes: Sequence[int] | None) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
-        started = time.perf_counter()
         with session(platform), torch.no_grad(), gc_held_off():
+            started = time.perf_counter()
             inputs = captured.inputs = self._make_inputs(make_inputs)
             captured.open_ledger()
             plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
@@ -114,8 +114,9 @@ class _Capture:
             captured.check_weights()
             captured.dispatcher.initialize_cudagraph_keys(plan)
             captured.lock.locked = True
+            platform.synchronize()
+            captured.seconds = time.perf_counter() - started
         captured.peak_allocated_bytes = peak_bytes(platform, pool)
-        captured.seconds = time.perf_counter() - started
         events.emit(
             events.CaptureFinished(
                 self.model,
@@ -142,7 +143,8 @@ class _Capture:
     def _learn_output_dims(self, plan: Plan) -> None:
         """With a single size, one more run at another size tells which output dimensions follow it."""
         size = self.captured.sizes.largest
-        if len({key.num_tokens for _, key in plan}) != 1 or not self.captured.compiled.config.cudagraph_copy_inputs:
+        copying = self.captured.compiled.config.cudagraph_copy_inputs
+        if len({key.num_tokens for _, key in plan}) != 1 or not copying:
             return
         other = BatchDescriptor(size - 1 if size > 1 else 2)
         assert self.captured.inputs is not None

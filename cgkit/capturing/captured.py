@@ -49,7 +49,8 @@ class CapturedGraphs(Shown):
         pieces: the PIECEWISE wrappers in order (empty if that mode is not recorded).
         full: the FULL wrapper around them all, or None.
         clone_outputs: copy outputs out of the graphs' memory (default). False shows the hazard.
-        seconds, peak_allocated_bytes: what recording took.
+        seconds: what recording took, warm-ups included (clearing the device's caches before it not).
+        peak_allocated_bytes: the most memory in use at once meanwhile.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CapturedGraphs(Shown):
                 run, CUDAGraphMode.FULL, self.platform, self.pool,
                 name=self.compiled.model_name, lock=self.lock, options=options,
             )  # fmt: skip
-            run = self.full.call
+            run = self.full
         return self._checking_weights(run) if self._options.debug else run
 
     def _wrap_piece(self, backend: PiecewiseBackend) -> Callable[..., Any]:
@@ -153,6 +154,7 @@ class CapturedGraphs(Shown):
         mode, key, padded = self.dispatcher.route(num_tokens, uniform)
         with torch.no_grad():
             if key is None:
+                self.inputs.check_static(tensors)
                 with set_forward_context(metadata):
                     return self.run(*args, **kwargs)
             if self.inputs.copy_inputs:
@@ -160,7 +162,8 @@ class CapturedGraphs(Shown):
             elif padded != num_tokens:
                 raise ReplayError(
                     f"{num_tokens} tokens are no recorded size ({padded} is the next), and with "
-                    "cudagraph_copy_inputs=False cgkit has no buffers to pad in: pass your own buffers' first "
+                    "cudagraph_copy_inputs=False cgkit has no buffers to pad in: pass your own "
+                    "buffers' first "
                     f"{padded} rows, or leave cudagraph_copy_inputs on"
                 )
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):

@@ -34,15 +34,24 @@ class CudaGraph:
     """One recorded graph. ``replay`` is the bound method of torch's C class: torch 2.13 puts a
     Python method with a liveness check around it, which would be paid once a piece."""
 
-    __slots__ = ("_nodes", "graph", "replay")
+    __slots__ = ("_kept", "graph", "replay")
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, kept: bool = False) -> None:
         self.graph = graph
+        self._kept = kept
         self.replay: Callable[[], None] = super(torch.cuda.CUDAGraph, graph).replay
 
     def num_nodes(self) -> int | None:
-        """None: torch destroys the editable graph after instantiation, unless it is kept on purpose."""
-        return None
+        """Counted where the platform keeps its graphs and ``cuda.bindings`` is installed; else None:
+        torch destroys the editable graph after instantiating it."""
+        if not self._kept:
+            return None
+        try:
+            from cuda.bindings import runtime
+        except ImportError:
+            return None
+        error, _, count = runtime.cudaGraphGetNodes(self.graph.raw_cuda_graph(), numNodes=0)
+        return int(count) if int(error) == 0 else None
 
 
 class CudaPlatform:
@@ -50,14 +59,20 @@ class CudaPlatform:
 
     One stream is the premise of the shared pool and of weak outputs: whoever overlaps work on
     another stream (sampling, copies of inputs) orders it with events.
+
+    Args:
+        device: where to record; None: the current device.
+        keep_graphs: keep the editable graph beside the executable one, so that its nodes can be
+            listed (more host memory, and a slower recording).
     """
 
     name = "cuda"
     emulated = False
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
+    def __init__(self, device: torch.device | str | None = None, keep_graphs: bool = False) -> None:
         index = None if device is None else torch.device(device).index
         self.device = torch.cuda.current_device() if index is None else index
+        self.keep_graphs = keep_graphs
         self._stream: torch.cuda.Stream | None = None
         self._graphs: dict[tuple[int, int], list[CudaGraph]] = {}
         self._ranges: dict[tuple[int, int], tuple[int, list[int], list[int]]] = {}
@@ -105,6 +120,7 @@ class CudaPlatform:
                     gc.enable()
                 outer.wait_stream(self.stream)
                 torch.cuda.synchronize()
+                torch.cuda.empty_cache()  # what warm-ups left cached for the side stream serves no other
 
     def record(self, fn: Callable[[], T], pool: CudaPool) -> tuple[CudaGraph, T]:
         """Records the kernels that ``fn`` launches; see :class:`~cgkit.capturing.GraphPlatform`.
@@ -114,7 +130,7 @@ class CudaPlatform:
         """
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError("a stream capture is already under way on this stream: recordings do not nest")
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=self.keep_graphs)
         outer = torch.cuda.current_stream(self.device)
         own = self.stream
         if outer != own:
@@ -129,12 +145,14 @@ class CudaPlatform:
                 raise
             try:
                 graph.capture_end()
+                if self.keep_graphs:
+                    graph.instantiate()
             except RuntimeError:
                 self._abandon(graph, pool, ended=True)
                 raise
         if outer != own:
             outer.wait_stream(own)
-        recorded = CudaGraph(graph)
+        recorded = CudaGraph(graph, self.keep_graphs)
         self._graphs.setdefault(pool.handle, []).append(recorded)
         return recorded, output
 

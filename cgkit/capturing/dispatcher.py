@@ -83,9 +83,7 @@ class CudagraphDispatcher(Shown):
         """Forgets every key: nothing is replayed until they are set again."""
         self.__init__(self.mode, self.sizes)  # type: ignore[misc]
 
-    def dispatch(
-        self, batch_descriptor: BatchDescriptor
-    ) -> tuple[CUDAGraphMode, BatchDescriptor | None]:
+    def dispatch(self, batch_descriptor: BatchDescriptor) -> tuple[CUDAGraphMode, BatchDescriptor | None]:
         """The mode and the key for a *padded* batch; (NONE, None) where no graph fits."""
         return self._answers.get(batch_descriptor, (NONE, None))
 
@@ -131,7 +129,8 @@ class CudagraphDispatcher(Shown):
         if not held:
             return f"no {mode.name} graphs under {self.mode.name}"
         if not any(other.uniform_decode == key.uniform_decode for other in held):
-            return f"{mode.name} graphs exist only for {'any batch' if key.uniform_decode else 'decode batches'}"
+            kind = "any batch" if key.uniform_decode else "decode batches"
+            return f"{mode.name} graphs exist only for {kind}"
         if key.num_tokens > max(other.num_tokens for other in held):
             return f"above the largest {mode.name} size"
         return "not a recorded size: pad first"
@@ -148,7 +147,8 @@ class CudagraphDispatcher(Shown):
                 if answer is not None:
                     self._answers[asked] = answer
         top = self.sizes.largest + 1 if self.sizes else 0
-        self._routes = ([self._route(n, False) for n in range(top)], [self._route(n, True) for n in range(top)])
+        plain, uniform = ([self._route(n, decode) for n in range(top)] for decode in (False, True))
+        self._routes = (plain, uniform)
 
     def _route(self, num_tokens: int, uniform: bool) -> Route:
         assert self.sizes is not None

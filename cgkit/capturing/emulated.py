@@ -87,6 +87,10 @@ class EmulatedPlatform:
         """Bytes that the pool reserves, and those of them that owning tensors occupy."""
         return pool.bytes()
 
+    def peak_bytes(self, pool: EmulatedPool) -> int:
+        """The most bytes that owning tensors occupied at once (``pool.reset_peak()`` begins anew)."""
+        return pool.peak_allocated
+
     def free(self, pool: EmulatedPool) -> None:
         """Gives the pool's memory back; replaying its graphs raises ReplayError from then on."""
         pool.free()

@@ -18,6 +18,10 @@ from cgkit import torch_hooks
 from cgkit.torch_hooks import OpOverload
 
 
+class NotRecordableError(Exception):
+    """A call that no graph can repeat; the recorder adds the line and makes it a CaptureError."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
     """A tensor without its bytes. ``offset`` and strides count elements."""
@@ -32,10 +36,14 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLayout:
+        if tensor.layout is not torch.strided:
+            raise NotRecordableError(
+                f"a tensor of layout {tensor.layout}: only strided tensors can be recorded"
+            )
         return cls(
             tuple(tensor.size()),
             tuple(tensor.stride()),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.dtype,
             tensor.device,
             tensor.is_conj(),
@@ -44,9 +52,9 @@ class TensorLayout:
 
 
 class FromArgument(NamedTuple):
-    """An output that is (``layout`` None), or is a view of, the tensor argument number ``index``."""
+    """An output that is (``layout`` None), or is a view of, argument number ``argument``."""
 
-    index: int
+    argument: int
     layout: TensorLayout | None
 
 
@@ -91,32 +99,30 @@ class Layouts:
 
     def __init__(self) -> None:
         self._calls: dict[Any, Any] = {}
-        self._by_graph: weakref.WeakKeyDictionary[fx.GraphModule, dict[Any, PieceLayout]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_graph: weakref.WeakKeyDictionary[fx.GraphModule, _Memo] = weakref.WeakKeyDictionary()
         self._by_content: weakref.WeakValueDictionary[Any, _Memo] = weakref.WeakValueDictionary()
 
     def of_call(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What ``op`` returns, with a TensorLayout for each tensor.
 
         Raises what the operator's fake implementation raises (wrong shapes, data dependence, no
-        fake implementation), and ValueError where it would resize a tensor that it is given.
+        fake implementation), and NotRecordableError.
         """
         key = (op, torch.get_default_dtype(), _key(tuple(args)), _key(dict(kwargs)))
-        if key not in self._calls:
-            self._calls[key] = _run_call(op, args, kwargs)
-        return self._calls[key]
+        try:
+            known = self._calls.get(key)
+        except TypeError:  # an argument that cannot be hashed: not worth remembering
+            return _run_call(op, args, kwargs)
+        if known is None:
+            known = self._calls[key] = (_run_call(op, args, kwargs),)
+        return known[0]
 
     def of_piece(self, graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
         """The outputs of ``graph(*args)``, with the memory that they share among each other and with
         ``args``. Pieces with equal content are looked at once."""
-        if graph not in self._by_graph:
-            content = _content(graph)
-            memo = self._by_content.get(content)
-            if memo is None:
-                memo = self._by_content[content] = _Memo()
-            self._by_graph[graph] = memo
-        memo = self._by_graph[graph]
+        memo = self._by_graph.get(graph)
+        if memo is None:
+            memo = self._by_graph[graph] = self._by_content.setdefault(_content(graph), _Memo())
         key = _piece_key(args)
         if key not in memo:
             memo[key] = _run_piece(graph, args)
@@ -154,18 +160,41 @@ def _run_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         result = op(*map_tensors(fake, tuple(args)), **map_tensors(fake, dict(kwargs)))
     for made, size in given:
         if tuple(made.size()) != size:
-            raise ValueError(
-                f"{op} would resize a tensor that it is given, from {list(size)} to {list(made.size())}"
+            raise NotRecordableError(
+                f"{op} would resize the tensor that it writes, from {list(size)} to {list(made.size())}: "
+                "give it one of the right shape"
             )
     return map_tensors(TensorLayout.of, result)
 
 
 def _content(graph: fx.GraphModule) -> Any:
-    """Equal only for graphs that compute the same: their code, and the very callables behind its names."""
-    nodes = graph.graph.nodes
-    owned = id(graph) if any(node.op in ("get_attr", "call_module") for node in nodes) else None
-    targets = tuple(node.target for node in nodes if node.op == "call_function")
-    return (graph.code, targets, owned)
+    """Equal only for graphs that compute the same; how their nodes are called (the layers' parameters
+    have their own names) plays no part."""
+    numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
+
+    def part(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return ("node", numbers[value])
+        if isinstance(value, (tuple, list)):
+            return (type(value).__name__, *map(part, value))
+        if isinstance(value, dict):
+            return ("dict", *((name, part(item)) for name, item in value.items()))
+        if isinstance(value, slice):
+            return ("slice", part(value.start), part(value.stop), part(value.step))
+        return (type(value), value)
+
+    parts: list[Any] = []
+    for node in numbers:
+        if node.op in ("get_attr", "call_module"):  # what it owns is its own
+            return id(graph)
+        target = None if node.op in ("placeholder", "output") else node.target
+        parts.append((node.op, target, part(node.args), part(node.kwargs)))
+    content = tuple(parts)
+    try:
+        hash(content)
+    except TypeError:
+        return id(graph)
+    return content
 
 
 def _piece_key(args: Sequence[Any]) -> Any:

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,7 @@ class EmulatedPool:
         self.allocated = 0
         self.peak_allocated = 0
         self.freed = False
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # recorded here; emptied with the pool
         self._segments: list[_Segment] = []  # by address
         self._addresses: list[int] = []
         self._free: list[tuple[int, int, _Block]] = []  # (size, tie breaker, block), sorted
@@ -128,7 +130,7 @@ class EmulatedPool:
         storage = tensor.untyped_storage()
         start = storage.data_ptr() - segment.address
         over = torch.from_numpy(segment.bytes[start : start + storage.nbytes()]).untyped_storage()
-        weak = on_storage(over, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype)
+        weak = on_storage(over, int(tensor.storage_offset()), tensor.size(), tensor.stride(), tensor.dtype)
         return torch_hooks.with_lazy_bits(weak, tensor.is_conj(), tensor.is_neg())
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -169,12 +171,15 @@ class EmulatedPool:
                 self._drop(segment)
 
     def free(self) -> None:
-        """Gives the memory back. Bytes that someone's tensor still shows stay mapped for it."""
+        """Empties the graphs and gives the memory back. Bytes that someone's tensor still shows stay
+        mapped for it."""
         with self._lock:
             self.freed = True
             self._segments, self._addresses, self._free = [], [], []
             self._leased = {}
             self.reserved = self.allocated = 0
+        for graph in list(self.graphs):
+            graph.clear()
 
     def __repr__(self) -> str:
         now = self.bytes()
@@ -184,6 +189,8 @@ class EmulatedPool:
     # -- inside (the lock is held) --------------------------------------------------------------
 
     def _segment_of(self, tensor: torch.Tensor) -> _Segment | None:
+        if tensor.layout is not torch.strided:
+            return None
         storage = tensor.untyped_storage()
         if storage.nbytes() == 0 or storage.device.type != "cpu":
             return None
@@ -210,22 +217,24 @@ class EmulatedPool:
 
     def _grow(self, size: int) -> _Block:
         if self.limit_bytes is not None and self.reserved + size > self.limit_bytes:
-            raise CaptureOutOfMemoryError(
-                f"the emulated graph pool has {self.reserved} bytes and needs {size} more, above its limit "
-                f"of {self.limit_bytes}; capture fewer or smaller sizes, largest first, or raise limit_bytes"
-            )
+            raise self._out_of_memory(size, f"above its limit of {self.limit_bytes} bytes")
         try:
             segment = _Segment(size)
         except MemoryError as error:
-            raise CaptureOutOfMemoryError(
-                f"no memory for {size} more bytes beside the {self.reserved} that the emulated graph pool "
-                "has; capture fewer or smaller sizes, largest first"
-            ) from error
+            raise self._out_of_memory(size, "which the system refuses") from error
         index = bisect.bisect(self._addresses, segment.address)
         self._addresses.insert(index, segment.address)
         self._segments.insert(index, segment)
         self.reserved += size
         return _Block(segment, 0, size)
+
+    def _out_of_memory(self, size: int, why: str) -> CaptureOutOfMemoryError:
+        error = CaptureOutOfMemoryError(
+            f"the emulated graph pool holds {self.reserved} bytes and needs {size} more, {why}; capture "
+            "fewer or smaller sizes, largest first, or give it more room (EmulatedPlatform(limit_bytes=...))"
+        )
+        error.requested_bytes = size  # type: ignore[attr-defined]
+        return error
 
     def _take_up_ended(self) -> None:
         while self._ended:

@@ -20,6 +20,7 @@ from cgkit import torch_hooks
 from cgkit.capturing.emulated_layouts import (
     FromArgument,
     Layouts,
+    NotRecordableError,
     OnNewStorage,
     TensorLayout,
     leaves,
@@ -119,6 +120,8 @@ class EmulatedRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and not all(issubclass(each, (torch.nn.Parameter, torch.nn.Buffer)) for each in types):
+            return NotImplemented  # a tensor subclass first takes itself apart; its parts come here again
         kwargs = kwargs or {}
         if torch_hooks.has_python_kernel(func) or torch_hooks.is_composite(func):
             with self:  # what the kernel calls is recorded in its turn
@@ -151,7 +154,7 @@ class EmulatedRecorder(TorchDispatchMode):
             recorded: list[torch.Tensor | None] = []
             for spec in layout.outputs:
                 if isinstance(spec, FromArgument):
-                    outputs.append(_from_argument(args[spec.index], spec.layout))
+                    outputs.append(_from_argument(args[spec.argument], spec.layout))
                     recorded.append(None)
                 elif isinstance(spec, OnNewStorage):
                     at = spec.layout
@@ -232,10 +235,8 @@ class EmulatedRecorder(TorchDispatchMode):
                 f"    {user_line()}\nGive it one (torch.library.register_fake, or fake_impl of register_op). "
                 f"torch: {error}"
             ) from error
-        except ValueError as error:
-            if "would resize" not in str(error):
-                raise
-            raise CaptureError(f"{error}, at\n    {user_line()}\nGive out= with the right shape.") from error
+        except NotRecordableError as error:
+            raise CaptureError(f"while a graph is recorded, at\n    {user_line()}\n{error}") from error
         finally:
             self._reads.asleep = False
 

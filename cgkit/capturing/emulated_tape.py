@@ -48,6 +48,7 @@ class EmulatedGraph:
     def __init__(self, tape: list[TapedCall], pool: EmulatedPool, inference: bool) -> None:
         self._tape = tape
         self._pool = pool
+        pool.graphs.add(self)
         # Inference tensors may be written only in the mode in which they were made.
         self._grad_guard: Callable[[], AbstractContextManager[Any]] = (
             torch.inference_mode if inference else torch.no_grad
@@ -61,7 +62,6 @@ class EmulatedGraph:
             CaptureError: called while this thread records.
         """
         if self._pool.freed:
-            self._tape.clear()
             raise ReplayError("the pool of this emulated graph was freed; record it again into a new pool")
         if recording.active.recorder is not None:
             raise CaptureError("an emulated graph was replayed inside a recording; replay it outside")
@@ -73,6 +73,10 @@ class EmulatedGraph:
                 except Exception as error:
                     error.add_note(f"while replaying call {number} of {len(self._tape)}: {call.name}")
                     raise
+
+    def clear(self) -> None:
+        """Lets go of every recorded tensor; called when the pool is freed."""
+        self._tape.clear()
 
     def num_nodes(self) -> int:
         """How many calls were recorded; an opaque compiled piece is one."""

@@ -8,6 +8,7 @@ through the symbolic shapes of its examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph
 
 
-class _Collected(Exception):
+class _Collected(Exception):  # noqa: N818 - no error
     """Raised instead of running the graph, once its inputs are known."""
 
 
@@ -105,10 +106,8 @@ class ModelInputs:
             found.extend((entry.source, inputs[entry.index]) for entry in traced.inputs if entry.is_weight)
             raise _Collected
 
-        try:
+        with suppress(_Collected):
             self.compiled.bind(collect)(*args, **kwargs)
-        except _Collected:
-            pass
         return [(name, value) for name, value in found if _is_tensor(value)]
 
     def checker(self) -> Callable[[tuple, dict], None]:

@@ -55,7 +55,8 @@ def capture_out_of_memory(
     return CaptureOutOfMemoryError(
         f"out of memory while recording {key.num_tokens} tokens in mode {mode.name} "
         f"({len(done)} of the planned recordings were complete): the graphs' pool held "
-        f"{show_bytes(pool_reserved)}{want} (at least {show_bytes(needed)} needed{had}). Everything recorded was "
+        f"{show_bytes(pool_reserved)}{want} (at least {show_bytes(needed)} needed{had}). Everything "
+        "recorded was "
         f"freed. {_way_out(failed, done, sizes, needed, pool_reserved, available)} ({type(error).__name__}: "
         f"{str(error).splitlines()[0] if str(error) else 'no message'})"
     )
@@ -81,10 +82,12 @@ def _way_out(
     below = [size for size in sizes if size <= estimate and size < key.num_tokens]
     if below:
         return (
-            f"In proportion to its size, {below[-1]} tokens would fit (an estimate): cudagraph_capture_sizes up to "
+            f"In proportion to its size, {below[-1]} tokens would fit (an estimate): "
+            "cudagraph_capture_sizes up to "
             f"{below[-1]}, or free memory first (a smaller KV cache)"
         )
     return (
-        f"Not even the largest size fitted: use sizes below {key.num_tokens}, free memory first (a smaller KV "
+        f"Not even the largest size fitted: use sizes below {key.num_tokens}, free memory first (a "
+        "smaller KV "
         "cache), or cudagraph_mode='NONE'"
     )

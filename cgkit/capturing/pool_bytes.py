@@ -1,4 +1,4 @@
-"""How much memory a pool of recorded graphs holds, on every platform in the same words."""
+"""How much memory a pool of recorded graphs takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class PoolBytes(NamedTuple):
-    """Bytes of one graph pool.
-
-    ``reserved`` is what the pool took from the system and does not give back before it is freed;
-    ``allocated`` is the part of it that live (owning) tensors occupy at this moment. What lies
-    between is what weak outputs and the insides of recorded graphs use: it may be handed out again.
-    """
+    """Bytes of one pool: ``reserved`` from the device, of which ``allocated`` are in use."""
 
     reserved: int
     allocated: int

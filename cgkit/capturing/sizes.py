@@ -64,9 +64,7 @@ _LADDERS: dict[str, Callable[[int, int | None], Sequence[int]]] = {
 }
 
 
-def ladder(
-    name: str, max_num_seqs: int = 256, max_num_batched_tokens: int | None = None
-) -> tuple[int, ...]:
+def ladder(name: str, max_num_seqs: int = 256, max_num_batched_tokens: int | None = None) -> tuple[int, ...]:
     """The sizes of the ladder ``name``, ascending (:data:`cgkit.config.LADDERS` lists the names).
 
     Only the article's list, SGLang's and vLLM's depend on ``max_num_seqs``; TensorRT-LLM's is fixed.

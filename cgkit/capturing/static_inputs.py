@@ -1,7 +1,7 @@
 """Arguments that stay where they are: what the graphs read, and how a call gets into it.
 
-Implements the article's "运行时包装：copy inputs 到静态缓冲区" (wrapping at run time: copying inputs to static
-buffers). One buffer an argument, as large as the largest size needs; each size is a view of its
+Implements the article's "运行时包装：copy inputs 到静态缓冲区" (wrapping at run time: copying inputs
+to static buffers). One buffer an argument, as large as the largest size needs; each size is a view of its
 beginning. The article copies inside the Dynamo bytecode, at the graph's inputs; here the model's
 arguments are copied, so that a FULL replay needs no bytecode at all.
 """
@@ -72,15 +72,18 @@ class StaticInputs:
         following = [index for index, each in enumerate(self.dims) if each]
         if not following:
             raise CaptureError(
-                "no argument of the model has a dynamic dimension, so there is no token count to record sizes "
+                "no argument of the model has a dynamic dimension, so there is no token count to "
+                "record sizes "
                 "of: name it when tracing (dynamic_arg_dims={'x': 0})"
             )
         self._first = following[0]
         for _, tensor in [leaves[index] for index in following]:
             if largest not in tensor.shape:
                 raise CaptureError(
-                    f"make_inputs({largest}) gave a tensor of shape {tuple(tensor.shape)}, in which no dimension is "
-                    f"{largest}: it must return arguments for exactly the number of tokens that it is asked for"
+                    f"make_inputs({largest}) gave a tensor of shape {tuple(tensor.shape)}, in which "
+                    "no dimension is "
+                    f"{largest}: it must return arguments for exactly the number of tokens that it "
+                    "is asked for"
                 )
         source = f"lambda args, kwargs: ({''.join(path + ', ' for path in self.paths)})"
         self._read: Callable[..., tuple[torch.Tensor, ...]] = eval(source, {"__builtins__": {}})
@@ -111,7 +114,8 @@ class StaticInputs:
             made = self._read(args, kwargs)
         except (AttributeError, LookupError, TypeError) as error:
             raise CaptureError(
-                f"make_inputs({size}) is built otherwise than make_inputs({self.largest}): {error}; it must return "
+                f"make_inputs({size}) is built otherwise than make_inputs({self.largest}): {error}; "
+                "it must return "
                 "the same structure for every size"
             ) from error
         if self.copy_inputs:
@@ -140,7 +144,8 @@ class StaticInputs:
             found = self._read(args, kwargs)
         except (AttributeError, LookupError, TypeError) as error:
             raise ReplayError(
-                f"the arguments are built otherwise than at capture ({type(error).__name__}: {error}): tensors are "
+                f"the arguments are built otherwise than at capture ({type(error).__name__}: "
+                f"{error}): tensors are "
                 f"expected at {', '.join(self.paths)}"
             ) from error
         for path, tensor in zip(self.paths, found):
@@ -168,18 +173,30 @@ class StaticInputs:
                 view.narrow(dim, tensor.shape[dim], view.shape[dim] - tensor.shape[dim]).zero_()
         return call
 
+    def check_static(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Checks all but the dynamic dimensions: a graph without guards would take anything.
+
+        Raises:
+            ReplayError: a tensor differs in type or in a static dimension.
+        """
+        for path, view, tensor, dims in zip(self.paths, self._views[self.largest], tensors, self.dims):
+            self._check_fit(path, view, tensor, dims, within=False)
+
     @staticmethod
-    def _check_fit(path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...]) -> None:
+    def _check_fit(
+        path: str, view: torch.Tensor, tensor: torch.Tensor, dims: tuple[int, ...], within: bool = True
+    ) -> None:
         fits = tensor.dtype == view.dtype and tensor.dim() == view.dim()
         fits = fits and all(
-            got <= room if dim in dims else got == room
+            got == room or (dim in dims and (got < room or not within))
             for dim, (got, room) in enumerate(zip(tensor.shape, view.shape))
         )
         if not fits:
             raise ReplayError(
-                f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not fit what was "
-                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may be "
-                "smaller. The graph holds exactly these; trace and capture again for others"
+                f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not "
+                "fit what was "
+                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may "
+                "differ. The graph holds exactly these; trace and capture again for others"
             )
 
     def restore(self) -> None:
@@ -191,7 +208,8 @@ class StaticInputs:
 
 def _not_callable_so(size: int, error: TypeError) -> CaptureError:
     return CaptureError(
-        f"make_inputs({size}) gives no call of the model: {error}. It returns the model's arguments: a tensor, a "
+        f"make_inputs({size}) gives no call of the model: {error}. It returns the model's "
+        "arguments: a tensor, a "
         "tuple of positional ones, or a dict of keyword ones"
     )
 

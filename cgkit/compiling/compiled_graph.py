@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cgkit import events, torch_hooks
-from cgkit.compiling.adaptors import CompilerInterface, make_adaptor
+from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
+from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
 from cgkit.compiling.fakes import static_version
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
@@ -68,6 +70,7 @@ class CompiledGraph(Shown):
         self._finished = False
         adaptor = adaptor or make_adaptor(config, _devices(split.example_inputs or ()))
         self.manager = CompilerManager(adaptor)
+        self._told: set[ContentKey] = set()
         self._total = sum(not piece.is_splitting for piece in split.pieces)
         self._done = 0
         start = time.perf_counter()
@@ -111,7 +114,12 @@ class CompiledGraph(Shown):
     def _compile_general(self, call: PieceCall) -> None:
         self._progress(call.piece.name)
         general = self.manager.compile(
-            call.piece.name, call.piece.graph_module, call.args, self._fake_mode, None, call.key
+            call.piece.name,
+            call.piece.graph_module,
+            call.args,
+            self._fake_mode,
+            key=call.key,
+            adaptor=self._adaptor_for(call),
         )
         self._done += 1
         self.backends.append(
@@ -137,11 +145,31 @@ class CompiledGraph(Shown):
             tokens = call.args[call.sym_shape_indices[0]]
             numbers = {torch_hooks.symbolic_expression(tokens): size}
             inputs, mode = static_version(call.args, numbers, what)
-            compiled = self.manager.compile(backend.name, backend.graph, inputs, mode, size)
+            compiled = self.manager.compile(
+                backend.name, backend.graph, inputs, mode, size, adaptor=self._adaptor_for(call)
+            )
             self.seconds += time.perf_counter() - start
         self._done += 1
         self._progress(what)
         return compiled
+
+    def _adaptor_for(self, call: PieceCall) -> CompilerInterface:
+        """The adaptor for this piece: eager where it writes memory that several of its inputs share.
+
+        Inductor is given such inputs as one; how, depends on which of them is a view of which, and
+        that is not the same for fakes and for what another compiled piece returns.
+        """
+        if not call.written_together or self.manager.adaptor.name == "eager":
+            return self.manager.adaptor
+        if call.key not in self._told:
+            self._told.add(call.key)
+            names = ", ".join(call.piece.input_names[index] for index in call.written_together)
+            warnings.warn(
+                f"piece {call.piece.name} writes one of {names} in place, and they share memory: it is not "
+                "compiled but runs operator by operator. Write into a tensor of its own to have it compiled",
+                stacklevel=2,
+            )
+        return EagerAdaptor()
 
     def _progress(self, what: str) -> None:
         if events.has_readers(events.Progress):

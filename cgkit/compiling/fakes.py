@@ -20,7 +20,7 @@ def storage_groups(values: Sequence[Any]) -> dict[int, list[int]]:
     groups: dict[int, list[int]] = {}
     for index, value in enumerate(values):
         if _strided(value):
-            groups.setdefault(torch_hooks.storage_id(value), []).append(index)
+            groups.setdefault(torch_hooks.storage_key(value), []).append(index)
     return {storage: indices for storage, indices in groups.items() if len(indices) > 1}
 
 
@@ -29,19 +29,6 @@ def layout_of(value: Any) -> tuple[Any, ...]:
     if not _strided(value):
         return ()
     return (*value.shape, *value.stride(), value.storage_offset())
-
-
-def without_base(values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
-    """``values`` with those at ``indices`` detached: same storage, but views of nothing.
-
-    An Inductor piece returns q, k and v as tensors that share a storage and are no views; eager
-    code returns views. AOTAutograd treats the two differently when one of them is written, so both
-    the compilation and the call see the same: none is a view.
-    """
-    result = list(values)
-    for index in indices:
-        result[index] = result[index].detach()
-    return result
 
 
 class PieceOutputs:
@@ -57,9 +44,9 @@ class PieceOutputs:
         """``layouts``: :func:`layout_of` each argument before the run."""
         self._outputs = tuple(outputs)
         self._symbols = _symbols_in(args)
-        given = {torch_hooks.storage_id(a) for a in args if _strided(a)}
+        given = {torch_hooks.storage_key(a) for a in args if _strided(a)}
         fresh = all(
-            not isinstance(o, torch.Tensor) or (_strided(o) and torch_hooks.storage_id(o) not in given)
+            not isinstance(o, torch.Tensor) or (_strided(o) and torch_hooks.storage_key(o) not in given)
             for o in self._outputs
         )
         # An output that is a view of an input, or an input whose shape changed, has to be run again.

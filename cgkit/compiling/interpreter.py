@@ -14,7 +14,7 @@ from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.content_key import ContentKey
-from cgkit.compiling.fakes import PieceOutputs, layout_of, storage_groups, without_base
+from cgkit.compiling.fakes import PieceOutputs, layout_of, storage_groups
 from cgkit.compiling.manager import first_line
 from cgkit.errors import CompileError
 
@@ -30,8 +30,8 @@ class PieceCall:
     args: tuple[Any, ...]  # one an input: fakes with symbolic sizes, SymInts, numbers
     #: Where a SymInt stands among ``args``; the first is the token count.
     sym_shape_indices: tuple[int, ...]
-    #: Inputs that share memory with one that the piece writes: handed over detached, here and later.
-    detached: tuple[int, ...]
+    #: Inputs of one storage of which the piece writes one in place, and so maybe the others.
+    written_together: tuple[int, ...]
     key: ContentKey
 
 
@@ -60,7 +60,7 @@ class PiecewiseCompileInterpreter:
         self._on_piece = on_piece
         self._nodes = {node.name: node for node in split.graph_module.graph.nodes}
         self._outputs: dict[ContentKey, PieceOutputs] = {}
-        self._detached: dict[ContentKey, tuple[int, ...]] = {}
+        self._written: dict[ContentKey, tuple[int, ...]] = {}
 
     def run(self, *args: Any) -> dict[str, Any]:
         """Runs on ``args`` (default: the split's example inputs); all values between pieces by name.
@@ -88,12 +88,10 @@ class PiecewiseCompileInterpreter:
     def call_piece(self, piece: Piece, inputs: Sequence[Any]) -> Sequence[Any]:
         """Runs a capturable piece, or repeats an equal one's run, and hands it to ``on_piece``."""
         key = self._key(piece.graph_module, inputs)
-        if key not in self._detached:
-            self._detached[key] = self._written_together(piece, inputs)
-        detached = self._detached[key]
-        inputs = without_base(inputs, detached)
+        if key not in self._written:
+            self._written[key] = self._written_together(piece, inputs)
         symints = tuple(i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt))
-        self._on_piece(PieceCall(piece, tuple(inputs), symints, detached, key))
+        self._on_piece(PieceCall(piece, tuple(inputs), symints, self._written[key], key))
         known = self._outputs.get(key)
         if known is not None and known.repeatable_for(inputs):
             return known.again(self.fake_mode)
@@ -117,7 +115,7 @@ class PiecewiseCompileInterpreter:
         candidates = sorted(index for group in groups for index in group)
         if not candidates:
             return ()
-        probe = without_base(inputs, candidates)
+        probe = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
         before = [probe[index]._version for index in candidates]
         self._run(piece, probe)
         written = {i for i, version in zip(candidates, before) if probe[i]._version != version}
@@ -129,7 +127,8 @@ class PiecewiseCompileInterpreter:
                 return fx.Interpreter(piece.graph_module).run(*inputs)
         except Exception as error:
             raise CompileError(
-                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: {first_line(error)}\n"
+                f"piece {piece.name} cannot be run on fake tensors: {type(error).__name__}: "
+                f"{first_line(error)}\n"
                 f"Its operators: {', '.join(piece.ops)}. An operator without a fake implementation gets one "
                 "with cgkit.register_op(..., fake_impl=...)"
             ) from error

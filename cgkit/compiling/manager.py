@@ -63,11 +63,14 @@ class CompilerManager:
         inputs: Sequence[Any],
         fake_mode: Any,
         shape: int | None = None,
+        *,
         key: ContentKey | None = None,
+        adaptor: CompilerInterface | None = None,
     ) -> CompiledPiece:
         """The callable of the piece ``name`` at ``shape`` (None: general), compiled or shared.
 
-        ``inputs`` are fakes of ``fake_mode``, SymInts and numbers. ``key`` if it is known already.
+        ``inputs`` are fakes of ``fake_mode``, SymInts and numbers. ``key`` if it is known already;
+        ``adaptor`` in place of the manager's (the same one for equal content).
 
         Raises:
             CompileError: the compiler failed; names the piece, its operators and the way out.
@@ -78,50 +81,10 @@ class CompilerManager:
             if (known := self._by_key.get(key)) is not None:
                 events.emit(events.PieceShared(name, shape, known.owner, key.digest))
                 return replace(known, piece=name, seconds=0.0)
-            piece = self._compile(name, graph_module, inputs, fake_mode, shape, key)
+            piece = _compile(adaptor or self.adaptor, name, graph_module, inputs, fake_mode, shape, key)
             self._by_key[key] = piece
         events.emit(events.PieceCompiled(name, shape, piece.adaptor, key.digest, piece.seconds))
         return piece
-
-    def _compile(
-        self,
-        name: str,
-        graph_module: fx.GraphModule,
-        inputs: Sequence[Any],
-        fake_mode: Any,
-        shape: int | None,
-        key: ContentKey,
-    ) -> CompiledPiece:
-        start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
-        fixed = torch_hooks.specialised_symbols(fake_mode)
-        assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
-        try:
-            runnable = self.adaptor.compile(graph_module, inputs, fake_mode, shape)
-        except CgkitError:
-            raise
-        except Exception as error:
-            raise _failed(self.adaptor.name, name, graph_module, shape, error) from error
-        seconds = time.perf_counter() - start
-        newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
-        if shape is None and newly:
-            fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
-            raise CompileError(
-                f"{self.adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
-                "other sizes would compute nonsense.\n"
-                f"The piece's operators: {', '.join(operators(graph_module))}\n"
-                "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
-            )
-        return CompiledPiece(
-            name,
-            shape,
-            runnable,
-            key,
-            owner=name,
-            adaptor=self.adaptor.name,
-            seconds=seconds,
-            kernels=torch_hooks.generated_kernels() - kernels if self.adaptor.name == "inductor" else None,
-            assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
-        )
 
 
 def operators(graph_module: fx.GraphModule) -> list[str]:
@@ -148,4 +111,45 @@ def _failed(
         f"The piece's operators: {', '.join(operators(graph_module))}\n"
         "Ways out: CompilationConfig(compiler='eager') runs the pieces uncompiled; splitting_ops with the "
         "operator at fault leaves it out of the pieces"
+    )
+
+
+def _compile(
+    adaptor: CompilerInterface,
+    name: str,
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: Any,
+    shape: int | None,
+    key: ContentKey,
+) -> CompiledPiece:
+    start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+    fixed = torch_hooks.specialised_symbols(fake_mode)
+    assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
+    try:
+        runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
+    except CgkitError:
+        raise
+    except Exception as error:
+        raise _failed(adaptor.name, name, graph_module, shape, error) from error
+    seconds = time.perf_counter() - start
+    newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
+    if shape is None and newly:
+        fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
+        raise CompileError(
+            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
+            "other sizes would compute nonsense.\n"
+            f"The piece's operators: {', '.join(operators(graph_module))}\n"
+            "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
+        )
+    return CompiledPiece(
+        name,
+        shape,
+        runnable,
+        key,
+        owner=name,
+        adaptor=adaptor.name,
+        seconds=seconds,
+        kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
+        assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
     )

@@ -67,7 +67,7 @@ class PiecewiseBackend:
         self.sym_shape_indices = call.sym_shape_indices
         self.piecewise_compile_index = piecewise_compile_index
         self.total_piecewise_compiles = total_piecewise_compiles
-        self.compiled_graph_for_general_shape = self._as_called(general.runnable)
+        self.compiled_graph_for_general_shape = general.runnable
         # A piece without a symbolic size is static already.
         sizes = tuple(compile_sizes) if self.sym_shape_indices else ()
         self.compile_sizes: set[int] = set(sizes)
@@ -134,7 +134,7 @@ class PiecewiseBackend:
             if entry.compiled is None:
                 self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
                 entry.compiled = self._compile_for_size(self, size)
-                entry.runnable = self._as_called(entry.compiled.runnable)
+                entry.runnable = entry.compiled.runnable
                 self.to_be_compiled_sizes.discard(size)
                 self.check_for_ending_compilation()
         return entry.compiled
@@ -156,20 +156,6 @@ class PiecewiseBackend:
         if entry.compiled is None and self._first_hit and not self.lock.locked and not _recording():
             self.compile_size(entry.runtime_shape)
         return entry.runnable
-
-    def _as_called(self, runnable: Runnable) -> Runnable:
-        """``runnable``, given inputs that share written memory as no views (as it was compiled)."""
-        indices = self.call.detached
-        if not indices:
-            return runnable
-
-        def run(*args: Any) -> Sequence[Any]:
-            inputs = list(args)
-            for index in indices:
-                inputs[index] = inputs[index].detach()
-            return runnable(*inputs)
-
-        return run
 
     def __repr__(self) -> str:
         sizes = sorted(self.compile_sizes - self.to_be_compiled_sizes)

@@ -16,6 +16,7 @@ _UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
     "_ms": (" (ms)", lambda v: f"{v:,.2f}"),
     "_s": (" (s)", lambda v: f"{v:,.2f}"),
     "seconds": (" (s)", lambda v: f"{v:,.2f}"),
+    "ms_per_token": ("", lambda v: f"{v:,.2f}"),
 }
 
 
@@ -35,7 +36,7 @@ def _missing(value: Any) -> bool:
 def _heading(column: str) -> str:
     for ending, (unit, _) in _UNITS.items():
         if column.endswith(ending):
-            stem = column if ending == "seconds" else column.removesuffix(ending)
+            stem = column.removesuffix(ending) if ending.startswith("_") else column
             return stem.replace("_", " ") + unit
     return column.replace("_", " ")
 

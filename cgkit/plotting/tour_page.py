@@ -100,7 +100,8 @@ def tour_page(data: TourData) -> str:
         ("replayed = eager", "same tokens" if data.tokens_equal else "TOKENS DIFFER"),
     ]
     if "eager" in ms and "FULL" in ms:
-        facts.append(("eager → full graph, ms a step", f"{ms['eager']:.1f} → {ms['FULL']:.1f}"))
+        where = ", on this CPU" if data.emulated else ""
+        facts.append((f"eager → full graph, ms a step{where}", f"{ms['eager']:.1f} → {ms['FULL']:.1f}"))
     lead = (
         f"{escape(data.model)}, {data.layers} layers, {escape(data.dtype)}, on {escape(data.device)}: the "
         f"model is traced once, cut at attention, compiled piece by piece, recorded at {len(data.sizes)} "

@@ -94,9 +94,9 @@ def register_op(
     if fake_impl is None:
         if not schema.endswith("-> ()"):
             raise SplitError(
-                f"{name} returns a value (schema {schema}) but has no fake_impl: give a function that returns "
-                "tensors of the right shape and dtype without computing, or write into an out-parameter "
-                "named in mutates_args and return nothing"
+                f"{name} returns a value (schema {schema}) but has no fake_impl: give a function that "
+                "returns tensors of the right shape and dtype without computing, or write into an "
+                "out-parameter named in mutates_args and return nothing"
             )
         fake_impl = _returns_nothing
     with _lock:

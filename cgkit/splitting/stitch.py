@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
 
 from cgkit.errors import SplitError
 from cgkit.splitting.assign import Assignment
 from cgkit.splitting.pieces import Piece
 from cgkit.splitting.values import fake_value
-from cgkit.torch_hooks import resolve_overload
+from cgkit.torch_hooks import operator_of, resolve_overload
 
 _serial = itertools.count()
 
@@ -205,8 +204,6 @@ class Stitching:
 
 def _direct(node: fx.Node) -> Any:
     """What to call for ``node``: the very overload, where the graph holds a packet of several."""
-    if not isinstance(node.target, OpOverloadPacket):
-        return node.target
     args, kwargs = fx.node.map_aggregate(
         (node.args, node.kwargs), lambda arg: fake_value(arg) if isinstance(arg, fx.Node) else arg
     )
@@ -214,10 +211,9 @@ def _direct(node: fx.Node) -> Any:
 
 
 def _function_label(target: Any) -> str:
-    if isinstance(target, OpOverload):
-        return target.name().replace("::", "_").replace(".", "_")
-    if isinstance(target, OpOverloadPacket):
-        return str(target._qualified_op_name).replace("::", "_")
+    if found := operator_of(target):
+        name, overload = found
+        return name.replace("::", "_") + (f"_{overload}" if overload not in (None, "default") else "")
     module = (getattr(target, "__module__", None) or "").lstrip("_").split(".")[0]
     name = getattr(target, "__name__", type(target).__name__)
     return f"{module}_{name}" if module in ("torch", "operator", "math") else name

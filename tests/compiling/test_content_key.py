@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import fx
 
 from cgkit import torch_hooks
-from cgkit.compiling import content_key, diff_keys
-from tests.compiling.toys import OPS, split_llama, split_of
+from cgkit.compiling import PiecewiseCompileInterpreter, content_key, diff_keys
+from tests.compiling.toys import split_llama, split_of
 
 
 def graph(*lines, names=("a", "b"), attributes=None):
@@ -137,10 +137,10 @@ def test_a_function_without_a_name_equals_itself_only():
 
 
 def keys_of(split):
-    """The keys of the capturable pieces, from the examples that the trace left in the graph."""
-    examples = {node.name: node.meta.get("example_value") for node in split.graph_module.graph.nodes}
-    pieces = [piece for piece in split.pieces if not piece.is_splitting]
-    return [content_key(p.graph_module, [examples[name] for name in p.input_names]) for p in pieces]
+    """The keys of the capturable pieces."""
+    calls = []
+    PiecewiseCompileInterpreter(split, content_key, calls.append).run()
+    return [call.key for call in calls]
 
 
 def test_a_llama_has_three_different_pieces_whatever_its_depth():
@@ -153,13 +153,13 @@ def test_a_llama_has_three_different_pieces_whatever_its_depth():
 
 
 def test_symbols_are_renamed():
-    one, other = (keys_of(split_llama(2)[1]) for _ in range(2))
+    one, other = (keys_of(split_llama.__wrapped__(2)[1]) for _ in range(2))  # two traces
     assert one == other
     assert any("d0" in line for line in one[0].lines)
 
 
 def test_one_other_epsilon_is_not_shared_and_the_difference_is_named():
-    _, split, _ = split_llama(4, epsilons=[1e-6, 1e-6, 1e-5, 1e-6])
+    _, split = split_llama(4, epsilons=(1e-6, 1e-6, 1e-5, 1e-6))
     keys = keys_of(split)
     assert len(set(keys)) == 5  # first; layers 0|1, 1|2, 2|3; last
     difference = diff_keys(keys[1], keys[2])
@@ -167,7 +167,7 @@ def test_one_other_epsilon_is_not_shared_and_the_difference_is_named():
 
 
 def test_one_other_dtype_is_not_shared():
-    def model(x, w, w2):
+    def forward(self, x, w, w2):
         for weight in (w, w, w2):
             x = torch.ops.aten.mm(x.to(weight.dtype), weight).float()
             out = torch.empty_like(x)
@@ -176,6 +176,6 @@ def test_one_other_dtype_is_not_shared():
         return x
 
     args = (torch.ones(8, 4), torch.ones(4, 4), torch.ones(4, 4, dtype=torch.float64))
-    split, _ = split_of(model, *args, ops=OPS)
+    split = split_of(forward, *args, x=0)
     first, second, third = keys_of(split)
     assert first == second != third

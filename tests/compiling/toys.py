@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import functools
+import inspect
 
 import torch
 from torch import nn
 
 from cgkit.splitting import register_op, split_graph
+from cgkit.tracing import trace
 
 calls = {"attention": 0}
 
@@ -74,52 +76,20 @@ def llama_inputs(tokens):
     return torch.arange(tokens) % 16, torch.arange(tokens).float()
 
 
-class _Captured(Exception):  # noqa: N818 - carries the graph out of Dynamo, which then runs nothing
-    pass
+def model_of(forward):
+    """A model whose forward is ``forward(self, ...)``."""
+    return type("Toy", (nn.Module,), {"forward": forward})()
 
 
-def captured(function, *args, dynamic=(0,)):
-    """Dynamo's graph of ``function`` and ``inputs(*args)``, which gives the graph's real inputs."""
-    torch._dynamo.reset()
-    seen = []
-
-    def backend(graph_module, example_inputs):
-        seen.append((graph_module, list(example_inputs)))
-
-        def run(*_):
-            raise _Captured
-
-        return run
-
-    for index in dynamic:
-        torch._dynamo.mark_dynamic(args[index], 0)
-    with torch.no_grad():
-        try:
-            torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args)
-        except _Captured:
-            pass
-    ((graph_module, examples),) = seen
-    where = {id(arg): index for index, arg in enumerate(args)}
-
-    def inputs(*real):
-        result = []
-        for example in examples:
-            if isinstance(example, torch.SymInt):
-                result.append(real[dynamic[0]].shape[0])
-            else:
-                result.append(real[where[id(example)]] if id(example) in where else example)
-        return result
-
-    return SimpleNamespace(graph_module=graph_module, inputs=inputs)
+def split_of(forward, *args, ops=OPS, **dims):
+    """The split graph of ``forward(self, ...)``; dimension 0 of every argument is dynamic unless ``dims``."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    return split_graph(trace(model_of(forward), *args, dynamic_arg_dims=dims or dict.fromkeys(names, 0)), ops)
 
 
-def split_of(function, *args, dynamic=(0,), ops=OPS):
-    """The split graph of ``function``, and ``inputs`` as of :func:`captured`."""
-    graph = captured(function, *args, dynamic=dynamic)
-    return split_graph(graph.graph_module, ops), graph.inputs
-
-
+@functools.cache
 def split_llama(layers, **kwargs):
-    """A toy Llama, its split graph and its ``inputs``."""
+    """A toy Llama and its split graph (traced once a test run: nothing writes into either)."""
     model = Llama(layers, **kwargs)
-    return (model, *split_of(model, *llama_inputs(8), dynamic=(0, 1)))
+    traced = trace(model, *llama_inputs(8), dynamic_arg_dims={"tokens": 0, "positions": 0})
+    return model, split_graph(traced, OPS)
