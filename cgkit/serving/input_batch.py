@@ -184,7 +184,7 @@ class InputBatch:
         buffer[count:padded] = padding
 
     def _put_requests(self, ends: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
-        """Where each request's tokens end in the stream, and how long it is with them; the rest is padding."""
+        """Where each request's tokens end, and how long it is with them; the rest is padding."""
         count, host = len(ends), self._buffers.host
         self._put("last_token", ends - 1, count, count, 0)
         self._put("seq_lens", lengths, count, self.max_reqs, 0)
