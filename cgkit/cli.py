@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from cgkit import __version__
@@ -89,14 +90,23 @@ def _tour_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     bench = commands.add_parser("bench", help="measure one claim", description="Measures one claim.")
-    names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
-    what = "compile time of a deep model against a shallow one: equal pieces are compiled once"
-    dedup = names.add_parser("dedup", parents=[common], help=what, description=what)
-    dedup.add_argument(
-        "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
-    )
-    dedup.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
-    dedup.set_defaults(run=run_bench, bench=bench_dedup)
+    names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
+    for name, (what, load) in BENCHES.items():
+        one = names.add_parser(name, parents=[common], help=what, description=what)
+        one.load = load
+        one.set_defaults(run=run_bench, bench=name, load=load)
+
+
+class _LazyParser(argparse.ArgumentParser):
+    """Asks a benchmark for its options only when that benchmark was named."""
+
+    load: Callable[[], Any] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        if self.load is not None:
+            self.load().add_arguments(self)
+            self.load = None
+        return super().parse_known_args(args, namespace)
 
 
 def positive(text: str) -> int:
@@ -173,18 +183,44 @@ def run_tour(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
 
 
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
-    """``cgkit bench NAME``: a table, or with ``--json`` its rows."""
+    """``cgkit bench NAME``: a table, or with ``--json`` the facts."""
     from cgkit.plotting.tables import text_table
 
     with progress_bars():
-        frame = args.bench(args)
+        facts = dict(args.load().run(args))
+    frame = facts.pop("frame")
     print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
-    write({"bench": args.bench.__name__.removeprefix("bench_"), "rows": frame.to_dict("records")})
+    write({"bench": args.bench, **facts})
     return 0
 
 
-def bench_dedup(args: argparse.Namespace) -> Any:
-    """How compile time grows with depth; a process and an empty cache for each depth."""
-    from cgkit.measuring import bench_dedup
+class _Dedup:
+    """``cgkit bench dedup``: a process and an empty cache for each depth."""
 
-    return bench_dedup.run(args.layers, compiler=args.compiler)
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
+        )
+        parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> dict[str, Any]:
+        from cgkit.measuring import bench_dedup
+
+        frame = bench_dedup.run(args.layers, compiler=args.compiler)
+        return {"frame": frame, "rows": frame.to_dict("records")}
+
+
+#: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
+#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
+BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "dedup": (
+        "compile time of a deep model against a shallow one: equal pieces are compiled once",
+        lambda: _Dedup,
+    ),
+    "modes": (
+        "one decode step through every mode, on a GPU, in one process",
+        lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+}

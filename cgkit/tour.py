@@ -279,7 +279,8 @@ def _data(
     from cgkit.plotting.tour_page import TourData
 
     executor = runner.executor
-    split, compiled, captured = executor.split, executor.compiled, executor.captured
+    traced, split, compiled, captured = executor.traced, executor.split, executor.compiled, executor.captured
+    assert traced is not None and split is not None and compiled is not None and captured is not None
     eager, full = lanes[0], lanes[-1]
     equal = all(
         [request.token_ids for request in lane.requests] == [r.token_ids for r in eager.requests]
@@ -296,7 +297,7 @@ def _data(
         requests=len(prompts),
         tokens=tokens,
         tokens_equal=equal,
-        nodes=executor.traced.to_frame(),
+        nodes=traced.to_frame(),
         pieces=split.to_frame(),
         compilations=compiled.to_frame(),
         captures=_frame_of(captures),

@@ -139,3 +139,18 @@ def test_a_benchmark_prints_its_table_or_its_rows(monkeypatch, capfd):
     assert json.loads(out) == {"bench": "dedup", "rows": rows}
     assert cli.main(["bench", "dedup", "--layers", "2", "8"]) == 0
     assert capfd.readouterr().out.splitlines()[0].split() == ["layers", "compile", "(s)"]
+
+
+def test_a_benchmark_is_asked_for_its_options_only_when_it_is_named(monkeypatch, capfd):
+    import pandas as pd
+
+    bench = SimpleNamespace(
+        add_arguments=lambda parser: parser.add_argument("--steps", type=int, default=4),
+        run=lambda args: {"steps": args.steps, "frame": pd.DataFrame({"n": [1]})},
+    )
+    monkeypatch.setitem(cli.BENCHES, "fake", ("nothing", lambda: bench))
+    monkeypatch.setitem(cli.BENCHES, "other", ("nothing", lambda: 1 / 0))
+    assert cli.main(["bench", "fake", "--steps", "8", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"bench": "fake", "steps": 8}
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["bench", "other"])

