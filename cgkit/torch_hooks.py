@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from cgkit.errors import UnsupportedTorchError
