@@ -1,0 +1,133 @@
+"""Who turns a piece's graph into a callable: Inductor, or nobody (eager).
+
+Implements the article's "InductorAdaptor 的「驯化」工作" (taming Inductor) with what replaced it:
+``standalone_compile``, which needs none of the article's three patches (the shape environment that
+always hits, the hijacked hash, the cache check switched off), because the piece is compiled inside
+a tracing context that carries the fake mode of the trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from cgkit import torch_hooks
+from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
+from cgkit.config import CompilationConfig
+
+Runnable = Callable[..., Sequence[Any]]
+
+
+class CompilerInterface(ABC):
+    """One compiler. ``name`` is what events, counters and tables call it."""
+
+    name: str
+
+    @abstractmethod
+    def compile(
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+    ) -> Runnable:
+        """A callable that takes real arguments in the order of ``inputs`` and returns a sequence.
+
+        Args:
+            graph_module: a piece; it returns a tuple, and is left as it is.
+            inputs: one a placeholder: fakes of ``fake_mode``, SymInts (the callable takes the
+                number) or numbers. Where two share a storage the real ones will as well.
+            fake_mode: with symbols for the general shape, without for a static one.
+            runtime_shape: the token count, or None for the general shape.
+        """
+
+    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+        """How this compiler is set for ``runtime_shape``: part of the content key."""
+        return {"adaptor": self.name}
+
+
+class EagerAdaptor(CompilerInterface):
+    """Runs the graph as it is, operator by operator. No compiler needed, no speed gained."""
+
+    name = "eager"
+
+    def compile(
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+    ) -> Runnable:
+        forward = graph_module.forward
+        grad_enabled = torch.is_grad_enabled
+
+        def run(*args: Any) -> Sequence[Any]:
+            if grad_enabled():  # out-parameter operators refuse parameters that want a gradient
+                with torch.no_grad():
+                    return forward(*args)
+            return forward(*args)
+
+        return run
+
+
+class InductorStandaloneAdaptor(CompilerInterface):
+    """Compiles with ``torch._inductor.standalone_compile``; vLLM's adaptor of the same name.
+
+    The callable is a ``CompiledArtifact``: it can be called and saved.
+    """
+
+    name = "inductor"
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        """``options``: Inductor's options by name, for every piece and shape."""
+        self._options = dict(options or {})
+        check_inductor_options(self._options)
+
+    def compile(
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+    ) -> Runnable:
+        own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
+        if runtime_shape is not None:
+            _fix_sizes(own, inputs)
+        options = inductor_options_for(self._options, runtime_shape)
+        return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
+
+    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+        options = inductor_options_for(self._options, runtime_shape)
+        return {"adaptor": self.name, **{f"inductor {name}": value for name, value in options.items()}}
+
+
+def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> CompilerInterface:
+    """The adaptor that ``config`` asks for, or ``eager`` with a warning where it cannot work.
+
+    On the CPU Inductor writes C++, and many machines have no compiler for it.
+
+    Raises:
+        ConfigError: an Inductor option that does not exist.
+    """
+    if config.compiler == "eager":
+        return EagerAdaptor()
+    adaptor = InductorStandaloneAdaptor(config.inductor_compile_config)
+    if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
+        warnings.warn(
+            "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
+            "and Inductor needs one on the CPU: compiler='eager' is used instead, so the pieces run operator "
+            "by operator and num_inductor_compiles stays 0. Install a compiler, or write compiler='eager' to "
+            "silence this",
+            stacklevel=3,
+        )
+        return EagerAdaptor()
+    return adaptor
+
+
+def _fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Writes the numbers among ``inputs`` into the graph, and drops remembered symbolic shapes."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    numbers = {node: value for node, value in zip(placeholders, inputs) if isinstance(value, int)}
+
+    def number(node: fx.Node) -> Any:
+        return numbers.get(node, node)
+
+    for node in graph_module.graph.nodes:
+        node.args = fx.map_arg(node.args, number)
+        node.kwargs = fx.map_arg(node.kwargs, number)
+        node.meta.pop("example_value", None)
+    graph_module.recompile()

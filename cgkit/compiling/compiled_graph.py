@@ -1,0 +1,246 @@
+"""Stage 3: each piece becomes a callable.
+
+``compile_pieces(split, config) -> CompiledGraph``. Implements the article's chapters from
+"PiecewiseCompileInterpreter：边解释边编译" (compiling while interpreting) to "两层封装" (two layers).
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgkit import events, torch_hooks
+from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
+from cgkit.compiling.content_key import ContentKey
+from cgkit.compiling.debug_dump import dump_pieces
+from cgkit.compiling.fakes import static_version
+from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
+from cgkit.compiling.manager import CompiledPiece, CompilerManager
+from cgkit.compiling.piecewise_backend import PiecewiseBackend
+from cgkit.config import CompilationConfig
+from cgkit.display import Shown
+from cgkit.forward_context import CaptureLock
+
+if TYPE_CHECKING:
+    from cgkit.splitting import SplitGraph
+
+
+def compile_pieces(
+    split: SplitGraph, config: CompilationConfig | None = None, *, adaptor: CompilerInterface | None = None
+) -> CompiledGraph:
+    """Compiles every piece of ``split`` that holds no splitting operator; equal pieces once.
+
+    Each gets a callable for any token count and, with ``config.compile_at == "start"``, one for
+    each of ``config.compile_sizes``. Nothing runs and nothing is allocated on the way.
+
+    Args:
+        split: from :func:`cgkit.split_graph`, with example inputs.
+        config: default :class:`CompilationConfig`.
+        adaptor: the compiler; default what ``config.compiler`` names.
+
+    Raises:
+        CompileError: a piece cannot be compiled; names it, its operators and the way out.
+        ConfigError: an Inductor option that does not exist.
+    """
+    return CompiledGraph(split, config or CompilationConfig(), adaptor)
+
+
+class CompiledGraph(Shown):
+    """A split graph whose capturable pieces are compiled. Call it like the model.
+
+    Attributes:
+        split, config: what it was made from.
+        backends: a :class:`PiecewiseBackend` for each capturable piece, in order.
+        lock: when set, no size is compiled any more (set by the capture stage at its end).
+        seconds: what compiling took, first hits included.
+    """
+
+    def __init__(
+        self, split: SplitGraph, config: CompilationConfig, adaptor: CompilerInterface | None = None
+    ) -> None:
+        self.split = split
+        self.config = config
+        self.lock = CaptureLock(split.model_name)
+        self.backends: list[PiecewiseBackend] = []
+        self.seconds = 0.0
+        self._finished = False
+        adaptor = adaptor or make_adaptor(config, _devices(split.example_inputs or ()))
+        self.manager = CompilerManager(adaptor)
+        self._told: set[ContentKey] = set()
+        self._total = sum(not piece.is_splitting for piece in split.pieces)
+        self._done = 0
+        start = time.perf_counter()
+        with torch_hooks.compile_lock():
+            interpreter = PiecewiseCompileInterpreter(
+                split, lambda graph, inputs: self.manager.key(graph, inputs, None), self._compile_general
+            )
+            self._fake_mode = interpreter.fake_mode
+            interpreter.run()
+        self.seconds = time.perf_counter() - start
+        if config.compile_at == "start":
+            self.compile_static_sizes()
+        self._check_finished()
+        if config.debug_dump_path is not None:
+            dump_pieces(self, config.debug_dump_path)
+
+    @property
+    def model_name(self) -> str:
+        """The model's class, or the fx graph's."""
+        return self.split.model_name
+
+    @property
+    def num_unique(self) -> int:
+        """How many different pieces there are (general shape): what was really compiled."""
+        return len({backend.general.key for backend in self.backends})
+
+    # --- compiling ---
+
+    def compile_static_sizes(self, sizes: Sequence[int] | None = None) -> None:
+        """Compiles ``sizes`` (default: all of ``config.compile_sizes``) for every piece, as far as missing.
+
+        Raises:
+            CaptureLockedError: one is missing and capturing is finished.
+            CompileError: as :func:`compile_pieces`.
+        """
+        for size in self.config.compile_sizes if sizes is None else sizes:
+            for backend in self.backends:
+                if backend.sym_shape_indices:
+                    backend.compile_size(size)
+
+    def _compile_general(self, call: PieceCall) -> None:
+        self._progress(call.piece.name)
+        general = self.manager.compile(
+            call.piece.name,
+            call.piece.graph_module,
+            call.args,
+            self._fake_mode,
+            key=call.key,
+            adaptor=self._adaptor_for(call),
+        )
+        self._done += 1
+        self.backends.append(
+            PiecewiseBackend(
+                call,
+                general,
+                piecewise_compile_index=len(self.backends),
+                total_piecewise_compiles=self._total,
+                compile_sizes=self.config.compile_sizes,
+                compile_for_size=self._compile_for_size,
+                lock=self.lock,
+                first_hit=self.config.compile_at == "first_hit",
+                on_finished=self._check_finished,
+            )
+        )
+        self._progress(call.piece.name)
+
+    def _compile_for_size(self, backend: PiecewiseBackend, size: int) -> CompiledPiece:
+        start = time.perf_counter()
+        what = f"{backend.name} at {size} tokens"
+        call = backend.call
+        with torch_hooks.compile_lock():
+            tokens = call.args[call.sym_shape_indices[0]]
+            numbers = {torch_hooks.symbolic_expression(tokens): size}
+            inputs, mode = static_version(call.args, numbers, what)
+            compiled = self.manager.compile(
+                backend.name, backend.graph, inputs, mode, size, adaptor=self._adaptor_for(call)
+            )
+            self.seconds += time.perf_counter() - start
+        self._done += 1
+        self._progress(what)
+        return compiled
+
+    def _adaptor_for(self, call: PieceCall) -> CompilerInterface:
+        """The adaptor for this piece: eager where it writes memory that several of its inputs share.
+
+        Inductor is given such inputs as one; how, depends on which of them is a view of which, and
+        that is not the same for fakes and for what another compiled piece returns.
+        """
+        if not call.written_together or self.manager.adaptor.name == "eager":
+            return self.manager.adaptor
+        if call.key not in self._told:
+            self._told.add(call.key)
+            names = ", ".join(call.piece.input_names[index] for index in call.written_together)
+            warnings.warn(
+                f"piece {call.piece.name} writes one of {names} in place, and they share memory: it is not "
+                "compiled but runs operator by operator. Write into a tensor of its own to have it compiled",
+                stacklevel=2,
+            )
+        return EagerAdaptor()
+
+    def _progress(self, what: str) -> None:
+        if events.has_readers(events.Progress):
+            shapes = 1 + (len(self.config.compile_sizes) if self.config.compile_at == "start" else 0)
+            events.emit(events.Progress("compiling", self._done, max(self._total * shapes, self._done), what))
+
+    def _check_finished(self) -> None:
+        """Says once, for the whole model, that nothing is left to compile."""
+        complete = len(self.backends) == self._total
+        if not self._finished and complete and not any(b.to_be_compiled_sizes for b in self.backends):
+            self._finished = True
+            events.emit(events.CompilationFinished(self.model_name, self.seconds))
+
+    # --- running ---
+
+    def stitch(
+        self, wrap: Callable[[PiecewiseBackend], Callable[..., Any]] | None = None
+    ) -> Callable[..., Any]:
+        """The graph's straight-line code with compiled pieces; ``wrap`` puts each inside a callable."""
+        return self.split.stitch([wrap(backend) if wrap else backend for backend in self.backends])
+
+    def bind(self, execute: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """A callable with the model's own signature that runs ``execute`` (default: :meth:`stitch`)."""
+        if self.split.traced is None:
+            return execute or self.stitch()
+        return self.split.traced.bind(execute or self.stitch())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model with compiled pieces, without recorded graphs."""
+        if self._bound is None:
+            self._bound = self.bind()
+        return self._bound(*args, **kwargs)
+
+    _bound: Callable[..., Any] | None = None
+
+    # --- showing ---
+
+    def to_frame(self) -> Any:
+        """A DataFrame with a row a piece and shape: how it came by its callable, and what that took."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "piece": backend.name,
+                    "shape": "general" if one.shape is None else str(one.shape),
+                    "key": one.key.digest,
+                    "shared_with": one.owner if one.shared else "",
+                    "adaptor": one.adaptor,
+                    "compile_s": one.seconds,
+                    "generated_kernels": one.kernels,
+                    "nodes": len(backend.graph.graph.nodes),
+                }
+                for backend in self.backends
+                for one in backend.compiled
+            ]
+        )
+
+    def __repr__(self) -> str:
+        static = sum(len(backend.compiled) - 1 for backend in self.backends)
+        lines = [
+            f"CompiledGraph of {self.model_name}: {len(self.backends)} pieces, {self.num_unique} different, "
+            f"compiled with {self.manager.adaptor.name} in {self.seconds:.1f} s"
+            + (f", {static} static" if static else "")
+        ]
+        for key in dict.fromkeys(backend.general.key for backend in self.backends):
+            same = [backend for backend in self.backends if backend.general.key == key]
+            names = ", ".join(backend.name for backend in same[:4]) + (", ..." if len(same) > 4 else "")
+            lines.append(f"  {key.digest}  x {len(same):<3} {same[0].general.seconds:6.2f} s  {names}")
+        return "\n".join(lines)
+
+
+def _devices(values: Sequence[Any]) -> set[torch.device]:
+    return {value.device for value in values if isinstance(value, torch.Tensor)}

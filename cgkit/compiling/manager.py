@@ -1,0 +1,155 @@
+"""Compiles each different piece once.
+
+Implements the part of the article's "split_graph 的切图算法" (the cutting algorithm) that shares one
+compilation between equal pieces. vLLM 0.10.1 leaves that to Inductor's cache, which is asked once a
+piece and answers late; vLLM 0.33 and cgkit share before Inductor is called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from cgkit import events, torch_hooks
+from cgkit.compiling.adaptors import CompilerInterface, Runnable
+from cgkit.compiling.content_key import ContentKey, content_key, process_settings
+from cgkit.errors import CgkitError, CompileError
+
+
+@dataclass(frozen=True)
+class CompiledPiece:
+    """What one request got: a callable, and where it came from."""
+
+    piece: str
+    shape: int | None
+    runnable: Runnable
+    key: ContentKey
+    owner: str  # the piece that was really compiled: ``piece`` itself, or the first with this content
+    adaptor: str
+    seconds: float  # 0.0 if shared
+    kernels: int | None  # kernels that Inductor generated; None with another adaptor
+    assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+
+    @property
+    def shared(self) -> bool:
+        """Whether another piece's callable is used."""
+        return self.owner != self.piece
+
+
+class CompilerManager:
+    """Asks ``adaptor`` for each content once. One a model: what it holds lives as long."""
+
+    def __init__(self, adaptor: CompilerInterface) -> None:
+        self.adaptor = adaptor
+        self._by_key: dict[ContentKey, CompiledPiece] = {}
+
+    def __len__(self) -> int:
+        """How many compilations there were."""
+        return len(self._by_key)
+
+    def key(self, graph_module: fx.GraphModule, inputs: Sequence[Any], shape: int | None) -> ContentKey:
+        """The content key of a piece as this manager's adaptor would compile it."""
+        compiler = {**process_settings(), **self.adaptor.settings(shape)}
+        return content_key(graph_module, inputs, shape=shape, compiler=compiler)
+
+    def compile(
+        self,
+        name: str,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        fake_mode: Any,
+        shape: int | None = None,
+        *,
+        key: ContentKey | None = None,
+        adaptor: CompilerInterface | None = None,
+    ) -> CompiledPiece:
+        """The callable of the piece ``name`` at ``shape`` (None: general), compiled or shared.
+
+        ``inputs`` are fakes of ``fake_mode``, SymInts and numbers. ``key`` if it is known already;
+        ``adaptor`` in place of the manager's (the same one for equal content).
+
+        Raises:
+            CompileError: the compiler failed; names the piece, its operators and the way out.
+        """
+        events.emit(events.CompileRequested(name, shape))
+        with torch_hooks.compile_lock():
+            key = key or self.key(graph_module, inputs, shape)
+            if (known := self._by_key.get(key)) is not None:
+                events.emit(events.PieceShared(name, shape, known.owner, key.digest))
+                return replace(known, piece=name, seconds=0.0)
+            piece = _compile(adaptor or self.adaptor, name, graph_module, inputs, fake_mode, shape, key)
+            self._by_key[key] = piece
+        events.emit(events.PieceCompiled(name, shape, piece.adaptor, key.digest, piece.seconds))
+        return piece
+
+
+def operators(graph_module: fx.GraphModule) -> list[str]:
+    """The names of the operators that a graph calls, each once, in order."""
+    names = [
+        node.target if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
+        for node in graph_module.graph.nodes
+        if node.op.startswith("call_")
+    ]
+    return list(dict.fromkeys(map(str, names)))
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message that says something, at most 500 characters of it."""
+    return next((line[:500] for line in str(error).splitlines() if line.strip()), "")
+
+
+def _failed(
+    adaptor: str, name: str, graph_module: fx.GraphModule, shape: int | None, error: Exception
+) -> CompileError:
+    at = "for the general shape" if shape is None else f"for {shape} tokens"
+    return CompileError(
+        f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first_line(error)}\n"
+        f"The piece's operators: {', '.join(operators(graph_module))}\n"
+        "Ways out: CompilationConfig(compiler='eager') runs the pieces uncompiled; splitting_ops with the "
+        "operator at fault leaves it out of the pieces"
+    )
+
+
+def _compile(
+    adaptor: CompilerInterface,
+    name: str,
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: Any,
+    shape: int | None,
+    key: ContentKey,
+) -> CompiledPiece:
+    start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+    fixed = torch_hooks.specialised_symbols(fake_mode)
+    assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
+    try:
+        runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
+    except CgkitError:
+        raise
+    except Exception as error:
+        raise _failed(adaptor.name, name, graph_module, shape, error) from error
+    seconds = time.perf_counter() - start
+    newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
+    if shape is None and newly:
+        fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
+        raise CompileError(
+            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
+            "other sizes would compute nonsense.\n"
+            f"The piece's operators: {', '.join(operators(graph_module))}\n"
+            "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
+        )
+    return CompiledPiece(
+        name,
+        shape,
+        runnable,
+        key,
+        owner=name,
+        adaptor=adaptor.name,
+        seconds=seconds,
+        kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
+        assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
+    )

@@ -1,0 +1,174 @@
+"""One piece at run time: which of its callables serves this batch.
+
+Implements the article's "两层封装：为什么是 PiecewiseBackend 套着 CUDAGraphWrapper" (two layers: why
+a PiecewiseBackend inside a CUDAGraphWrapper), the inner layer. The article's version compiles a
+static size at first hit, and calls that "in the background", which it is not: the request waits.
+Ours compiles all of them before capture unless ``compile_at="first_hit"`` is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgkit import torch_hooks
+from cgkit.compiling.adaptors import Runnable
+from cgkit.compiling.interpreter import PieceCall
+from cgkit.compiling.manager import CompiledPiece
+from cgkit.errors import CompileError
+from cgkit.forward_context import CaptureLock
+from cgkit.recording import active
+
+if TYPE_CHECKING:
+    from cgkit.splitting import Piece
+
+#: Compiles a piece for a token count.
+CompileForSize = Callable[["PiecewiseBackend", int], CompiledPiece]
+
+
+@dataclass(slots=True)
+class ConcreteSizeEntry:
+    """One compile size of one piece. ``runnable`` is the general callable until it is compiled."""
+
+    runtime_shape: int
+    runnable: Runnable
+    compiled: CompiledPiece | None = None
+
+
+class PiecewiseBackend:
+    """A capturable piece: call it with the piece's inputs, it returns its outputs as a sequence.
+
+    The names are the article's: ``graph`` (the piece's graph module), ``compiled_graph_for_general_shape``,
+    ``compile_sizes``, ``concrete_size_entries``, ``to_be_compiled_sizes``, ``first_run_finished``,
+    ``sym_shape_indices``, ``piecewise_compile_index`` of ``total_piecewise_compiles``.
+    """
+
+    def __init__(
+        self,
+        call: PieceCall,
+        general: CompiledPiece,
+        *,
+        piecewise_compile_index: int,
+        total_piecewise_compiles: int,
+        compile_sizes: Sequence[int],
+        compile_for_size: CompileForSize,
+        lock: CaptureLock,
+        first_hit: bool,
+        on_finished: Callable[[], None],
+    ) -> None:
+        """``on_finished`` is called when this piece's last compile size is compiled."""
+        self.call = call
+        self.piece: Piece = call.piece
+        self.graph = call.piece.graph_module
+        self.general = general
+        self.sym_shape_indices = call.sym_shape_indices
+        self.piecewise_compile_index = piecewise_compile_index
+        self.total_piecewise_compiles = total_piecewise_compiles
+        self.compiled_graph_for_general_shape = general.runnable
+        # A piece without a symbolic size is static already.
+        sizes = tuple(compile_sizes) if self.sym_shape_indices else ()
+        self.compile_sizes: set[int] = set(sizes)
+        self.to_be_compiled_sizes: set[int] = set(sizes)
+        self.concrete_size_entries: dict[int, ConcreteSizeEntry] = {
+            size: ConcreteSizeEntry(size, self.compiled_graph_for_general_shape) for size in sizes
+        }
+        self.first_run_finished = False
+        self.lock = lock
+        self._first_hit = first_hit
+        self._compile_for_size = compile_for_size
+        self._on_finished = on_finished
+        self._plain = False  # after the first run, if there is nothing to choose from
+        self._token_index = self.sym_shape_indices[0] if self.sym_shape_indices else -1
+
+    @property
+    def name(self) -> str:
+        """The piece's name, as in the split graph."""
+        return self.piece.name
+
+    @property
+    def is_first_graph(self) -> bool:
+        """Whether this is the first capturable piece of its model."""
+        return self.piecewise_compile_index == 0
+
+    @property
+    def is_last_graph(self) -> bool:
+        """Whether this is the last capturable piece of its model."""
+        return self.piecewise_compile_index == self.total_piecewise_compiles - 1
+
+    @property
+    def compiled(self) -> list[CompiledPiece]:
+        """What was compiled or shared for this piece: the general shape, then sizes in order."""
+        entries = (self.concrete_size_entries[size] for size in sorted(self.concrete_size_entries))
+        return [self.general, *(entry.compiled for entry in entries if entry.compiled is not None)]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Runs the piece. ``args`` as ``piece.input_names``, token count (an int) first."""
+        runnable = self.compiled_graph_for_general_shape if self._plain else self._choose(args)
+        recorder = active.recorder
+        if recorder is None:
+            return runnable(*args)
+        return recorder.opaque_call(runnable, self.graph, args)
+
+    def runnable_for(self, num_tokens: int) -> Runnable:
+        """The callable that serves ``num_tokens`` as things stand; compiles nothing."""
+        entry = self.concrete_size_entries.get(num_tokens)
+        return self.compiled_graph_for_general_shape if entry is None else entry.runnable
+
+    def compile_size(self, size: int) -> CompiledPiece:
+        """Compiles ``size`` (one of ``compile_sizes``) if that has not happened yet.
+
+        Raises:
+            CaptureLockedError: capturing is finished; nothing is compiled while serving.
+            CompileError: the compiler failed, or ``size`` is none of the compile sizes.
+        """
+        entry = self.concrete_size_entries.get(size)
+        if entry is None:
+            known = sorted(self.compile_sizes) or "none"
+            raise CompileError(
+                f"piece {self.name} has no compile size {size} (it has {known}); add it to compile_sizes"
+            )
+        with torch_hooks.compile_lock():
+            if entry.compiled is None:
+                self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
+                entry.compiled = self._compile_for_size(self, size)
+                entry.runnable = entry.compiled.runnable
+                self.to_be_compiled_sizes.discard(size)
+                self.check_for_ending_compilation()
+        return entry.compiled
+
+    def check_for_ending_compilation(self) -> None:
+        """Reports when nothing is left to compile here; the model reports when all pieces have."""
+        if not self.to_be_compiled_sizes:
+            self._on_finished()
+
+    def _choose(self, args: Sequence[Any]) -> Runnable:
+        """The callable for this call, compiling at first hit where that is asked for and allowed."""
+        if not self.first_run_finished:
+            self.first_run_finished = True
+            self._plain = not self.concrete_size_entries
+            return self.compiled_graph_for_general_shape
+        entry = self.concrete_size_entries.get(args[self._token_index])
+        if entry is None:
+            return self.compiled_graph_for_general_shape
+        if entry.compiled is None and self._first_hit and not self.lock.locked and not _recording():
+            self.compile_size(entry.runtime_shape)
+        return entry.runnable
+
+    def __repr__(self) -> str:
+        sizes = sorted(self.compile_sizes - self.to_be_compiled_sizes)
+        shared = f", shared with {self.general.owner}" if self.general.shared else ""
+        return (
+            f"PiecewiseBackend({self.name}, {self.piecewise_compile_index + 1} of "
+            f"{self.total_piecewise_compiles}, {self.general.adaptor}, key {self.general.key.digest}"
+            f"{shared}, static sizes {sizes})"
+        )
+
+
+def _recording() -> bool:
+    """Whether a graph is being recorded: compiling measures and allocates, and that would be recorded."""
+    if active.recorder is not None:
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,258 @@
+"""The arguments of the first call: what is faked for the trace, and what later calls must repeat.
+
+A trace without guards is right only for calls that look like the first one. Sizes of dynamic
+dimensions may change; what is None, and the numbers, flags and strings that were baked into the
+graph, may not. The article says the first in "support_torch_compile: 类装饰器背后发生了什么" (an argument
+that is None once must be None for life) and trusts the caller; here each call is checked, which
+costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from cgkit.errors import TraceError
+from cgkit.tracing.annotations import DynamicDims
+
+#: Stands for "anything but None" in what is expected of an argument.
+GIVEN = type("GIVEN", (), {"__repr__": lambda self: "GIVEN"})()
+
+_CONSTANTS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether Dynamo bakes ``value`` into the graph (a number, a flag, a string, None, ...)."""
+    return isinstance(value, _CONSTANTS)
+
+
+def signature_of(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.Signature:
+    """The signature that fits the call: that of the wrapped function, or else of the wrapper.
+
+    Raises:
+        TypeError: the call fits neither, as a plain call would.
+    """
+    signature = inspect.signature(forward)
+    try:
+        signature.bind(*args, **kwargs)
+        return signature
+    except TypeError:
+        outer = inspect.signature(forward, follow_wrapped=False)
+        try:
+            outer.bind(*args, **kwargs)
+            return outer
+        except TypeError:
+            pass
+        raise
+
+
+class Arguments:
+    """What every later call has in common with the first one.
+
+    Args:
+        model: the model's name, for messages.
+        signature: of ``forward``, without ``self``.
+        args, kwargs: the first call.
+    """
+
+    def __init__(
+        self, model: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.model = model
+        self.signature = signature
+        self.values = _by_label(signature, args, kwargs)
+        self.expected = {
+            label: value if isinstance(value, _CONSTANTS) else GIVEN for label, value in self.values.items()
+        }
+        self._plans: dict[Any, tuple[Any, ...]] = {}  # by style: a count, or (count, *keywords)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises TraceError, naming the argument, if a call does not fit the trace.
+
+        Each style of calling (how many positional, which keywords) is worked out once.
+        """
+        if kwargs:
+            plan = self._plans.get((len(args), *kwargs)) or self._plan(args, kwargs)
+            values: Iterable[Any] = (*args, *kwargs.values())
+        else:
+            plan = self._plans.get(len(args)) or self._plan(args, kwargs)
+            values = args
+        for value, expected in zip(values, plan):
+            if expected is GIVEN:
+                if value is None:
+                    self._refuse(args, kwargs)
+            elif value is not expected and (type(value) is not type(expected) or value != expected):
+                self._refuse(args, kwargs)
+
+    def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+        """For one style of calling: label -> position in (*args, *kwargs.values()), and the defaults."""
+        count = len(args)
+        markers = [_Position(index) for index in range(count + len(kwargs))]
+        by_label = _by_label(self.signature, tuple(markers[:count]), dict(zip(kwargs, markers[count:])))
+        passed = {label: value.index for label, value in by_label.items() if isinstance(value, _Position)}
+        return passed, {label: value for label, value in by_label.items() if label not in passed}
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        passed, defaults = self._labels(args, kwargs)
+        for label in [*passed, *defaults]:
+            if label not in self.expected:
+                raise TraceError(
+                    f"{self.model} was traced without an argument {label!r}; the graph cannot use it"
+                )
+        for label, expected in self.expected.items():
+            if label not in passed:
+                self._compare(label, defaults.get(label), expected)
+        plan: list[Any] = [None] * len(passed)
+        for label, position in passed.items():
+            plan[position] = self.expected[label]
+        self._plans[(len(args), *kwargs) if kwargs else len(args)] = tuple(plan)
+        return tuple(plan)
+
+    def _compare(self, label: str, value: Any, expected: Any) -> None:
+        if expected is GIVEN and value is not None:
+            return
+        if expected is not GIVEN and type(value) is type(expected) and value == expected:
+            return
+        if expected is None or value is None:
+            was = "None" if expected is None else "given"
+            now = "None" if value is None else f"a {type(value).__name__}"
+            raise TraceError(
+                f"argument {label!r} of {self.model} was {was} when the model was traced and is {now} now: "
+                "the graph holds one of the two paths only. Pass it the same way in every call, or trace a "
+                "second model for the other way"
+            )
+        raise TraceError(
+            f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is "
+            f"{value!r} now: numbers, flags and strings are baked into the graph. Pass the same value, "
+            "or make it a tensor"
+        )
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        values = (*args, *kwargs.values())
+        for label, position in self._labels(args, kwargs)[0].items():
+            self._compare(label, values[position], self.expected[label])
+        raise AssertionError("the quick check refused what the slow one accepts")
+
+
+class _Position:
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _by_label(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``{"x": ..., "rest[0]": ..., "flag": ...}``: a call's arguments by name, defaults filled in."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    labelled: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            labelled.update({f"{name}[{index}]": entry for index, entry in enumerate(value)})
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            labelled.update(value)
+        else:
+            labelled[name] = value
+    return labelled
+
+
+def stand_ins(
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dims: DynamicDims,
+    mark: Callable[[torch.Tensor, int], None],
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """The call that is traced: every tensor replaced by another handle, dynamic dimensions marked.
+
+    Another handle, so that no mark stays on the caller's tensor, and so that two arguments that
+    happen to be one tensor now (or a buffer of the model) may be two later. A dynamic dimension of
+    size 0 or 1 becomes 2, since Dynamo takes 0 and 1 for constants; nothing is computed with it.
+
+    Returns:
+        args, kwargs, and for each enlarged argument ``"name: (1, 8) -> (2, 8)"``.
+
+    Raises:
+        TraceError: a dimension that the tensor does not have, or a named argument without a tensor.
+    """
+    enlarged: list[str] = []
+
+    def replace(label: str, wanted: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
+        rank = tensor.dim()
+        out = [dim for dim in wanted if not -rank <= dim < rank]
+        if out and rank:
+            raise TraceError(
+                f"dynamic_arg_dims gives {label!r} dimension {out[0]}, but the tensor has shape "
+                f"{tuple(tensor.shape)}"
+            )
+        marked = sorted({dim % rank for dim in wanted}) if rank else []
+        handle = tensor.data
+        shape = [2 if dim in marked and size < 2 else size for dim, size in enumerate(tensor.shape)]
+        if shape != list(tensor.shape):
+            enlarged.append(f"{label}: {tuple(tensor.shape)} -> {tuple(shape)}")
+            order = sorted(range(rank), key=tensor.stride, reverse=True)
+            handle = torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
+        for dim in marked:
+            mark(handle, dim)
+        return handle
+
+    bound = signature.bind(*args, **kwargs)
+    given = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if name not in given:
+            continue
+        value = given[name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given[name] = {key: _replaced(key, entry, dims, replace) for key, entry in value.items()}
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            given[name] = tuple(_replaced(name, entry, dims, replace) for entry in value)
+        else:
+            given[name] = _replaced(name, value, dims, replace)
+    bound.arguments.update(given)
+    return bound.args, bound.kwargs, enlarged
+
+
+Replace = Callable[[str, tuple[int, ...], torch.Tensor], torch.Tensor]
+
+
+def _replaced(name: str, value: Any, dims: DynamicDims, replace: Replace) -> Any:
+    if name not in dims:
+        return replace(name, (), value) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, _CONSTANTS) and value is not None:
+        raise TraceError(
+            f"dynamic_arg_dims names {name!r}, but the first call gives it {value!r}, which holds no tensor"
+        )
+    return _map_tensors(name, value, dims[name], replace)
+
+
+def _map_tensors(label: str, value: Any, wanted: tuple[int, ...], replace: Replace) -> Any:
+    """``value`` with the tensors in it replaced: containers and plain objects are copied, not changed."""
+    if isinstance(value, torch.Tensor):
+        return replace(label, wanted, value)
+    if isinstance(value, dict):
+        changed = copy.copy(value)
+        for key, entry in value.items():
+            changed[key] = _map_tensors(f"{label}[{key!r}]", entry, wanted, replace)
+        return changed
+    if isinstance(value, (list, tuple)):
+        entries = [
+            _map_tensors(f"{label}[{index}]", entry, wanted, replace) for index, entry in enumerate(value)
+        ]
+        if hasattr(value, "_make"):  # a namedtuple
+            return value._make(entries)
+        return type(value)(entries)
+    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__"):
+        return value
+    changed = copy.copy(value)
+    for key, entry in vars(value).items():
+        mapped = _map_tensors(f"{label}.{key}", entry, wanted, replace)
+        if mapped is not entry:
+            object.__setattr__(changed, key, mapped)
+    return changed

@@ -1,0 +1,269 @@
+"""The artefact of stage 1: one graph, and Dynamo's bytecode around it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import fx
+
+from cgkit import torch_hooks
+from cgkit.display import Shown
+from cgkit.errors import TraceError
+from cgkit.tracing.arguments import Arguments
+from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One placeholder of a traced graph.
+
+    ``kind`` is "argument", "symint" (a size, as a number), "parameter", "buffer", "attribute" (a
+    tensor kept by the model otherwise) or "other" (a global, a closure). ``source`` is where the
+    bytecode fetches it. ``shape`` is text, with the trace's symbols; for a symint the symbol.
+    """
+
+    index: int
+    name: str
+    kind: str
+    source: str
+    dynamic_dims: tuple[int, ...]
+    shape: tuple[str, ...]
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the model holds it, so that it is the same tensor in every call."""
+        return self.kind in ("parameter", "buffer", "attribute")
+
+
+@dataclass(repr=False, eq=False)
+class TracedGraph(Shown):
+    """One graph for one model instance, with what the later stages need of the trace.
+
+    Attributes:
+        model_name: the class of the model.
+        graph_module: Dynamo's graph, untouched: weights are placeholders, operators are torch-level.
+        example_inputs: one per placeholder: a fake tensor, a SymInt or an int. Weights are fake too.
+        fake_mode: in which they were faked; it owns the symbols.
+        tracing_context: of the compilation; :meth:`tracing` re-enters it.
+        inputs: what each placeholder is.
+        code, original_code: Dynamo's bytecode, and the code that it was made from.
+        traced_files: the files of every function that was inlined: a cache key must hold them.
+        dropped_guards: what the trace assumed of its symbols, as text. Nobody checks it any more.
+        enlarged: first-call arguments of size 0 or 1 that were traced as 2.
+        seconds: what the trace took.
+        arguments: what later calls must have in common with the first.
+    """
+
+    model_name: str
+    graph_module: fx.GraphModule
+    example_inputs: list[Any]
+    fake_mode: Any
+    tracing_context: Any
+    inputs: list[GraphInput]
+    code: CodeType
+    original_code: CodeType
+    traced_files: tuple[str, ...]
+    dropped_guards: tuple[str, ...]
+    enlarged: tuple[str, ...]
+    seconds: float
+    dispatch: str
+    arguments: Arguments
+    side_effects: tuple[torch_hooks.SideEffect, ...] = ()
+    wrapper: TorchCompileWrapperWithCustomDispatcher | None = field(default=None)
+    executor: GuardFilterExecutor | None = field(default=None)
+    _bound: Callable[..., Any] | None = field(default=None, init=False)
+
+    def bind(self, execute: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+        """A callable like ``model.forward`` that runs ``execute`` in place of the graph.
+
+        Args:
+            execute: called with the graph's inputs in the order of :attr:`inputs`; returns a list or
+                tuple with the graph's outputs.
+
+        Returns:
+            A function for any number of threads. It refuses (TraceError) a call whose arguments do
+            not fit the trace, turns gradients off if they are on, and passes no guard. Like
+            ``forward``, it runs no hooks of the model itself (those of its children are in the graph).
+        """
+        check, gradients_on, no_grad = self.arguments.check, torch.is_grad_enabled, torch.no_grad
+        assert self.wrapper is not None
+        if self.executor is not None:
+            run = self.executor.bind(self.wrapper.compiled_callable, execute)
+        else:
+            run = self.wrapper.function(0, execute)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            if gradients_on():
+                with no_grad():
+                    return run(*args, **kwargs)
+            return run(*args, **kwargs)
+
+        return forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph as it was traced, uncompiled, on a call like ``model.forward``'s."""
+        if self._bound is None:
+            self._bound = self.bind(self.graph_module)
+        return self._bound(*args, **kwargs)
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises TraceError, naming the argument, if the call does not fit the trace."""
+        self.arguments.check(args, kwargs)
+
+    @contextmanager
+    def tracing(self) -> Iterator[Any]:
+        """Re-enters the trace's context, so that a compiler finds its symbols and fake mode."""
+        with torch_hooks.in_tracing_context(self.tracing_context) as context:
+            yield context
+
+    @property
+    def operators(self) -> list[str]:
+        """The names of the graph's operators, in order, with repetitions."""
+        return [operator_name(node) for node in self.graph_module.graph.nodes if node.op in _CALLS]
+
+    def to_frame(self) -> Any:
+        """A DataFrame, one row a node: node, op, operator, shape, dtype, users, file, line, source."""
+        import pandas as pd
+
+        rows = []
+        for node in self.graph_module.graph.nodes:
+            value = node.meta.get("example_value")
+            tensor = isinstance(value, torch.Tensor)
+            file, line, text = user_line(node) or ("", 0, "")
+            rows.append(
+                {
+                    "node": node.name,
+                    "op": node.op,
+                    "operator": operator_name(node),
+                    "shape": str(tuple(map(str, value.shape))).replace("'", "") if tensor else "",
+                    "dtype": str(value.dtype).removeprefix("torch.") if tensor else "",
+                    "users": len(node.users),
+                    "file": file,
+                    "line": line,
+                    "source": text,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        kinds: dict[str, int] = {}
+        for graph_input in self.inputs:
+            kinds[graph_input.kind] = kinds.get(graph_input.kind, 0) + 1
+        held = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
+        lines = [
+            f"TracedGraph of {self.model_name}: {len(self.graph_module.graph.nodes)} nodes, "
+            f"{len(self.operators)} operators, traced in {self.seconds:.2f} s",
+            f"  inputs: {len(self.inputs)} ({held})",
+        ]
+        for graph_input in self.inputs:
+            if graph_input.kind == "argument":
+                dtype = str(graph_input.dtype).removeprefix("torch.")
+                lines.append(f"    {graph_input.source:<24} ({', '.join(graph_input.shape)}) {dtype}")
+        if self.enlarged:
+            lines.append(f"  traced larger than called: {'; '.join(self.enlarged)}")
+        if self.dropped_guards:
+            lines.append(f"  assumed, and checked by nobody: {'; '.join(self.dropped_guards)}")
+        return "\n".join(lines)
+
+
+class TraceFinishedError(Exception):
+    """Raised where the graph would be called for the first time: the trace is done, nothing runs."""
+
+
+class GuardFilterExecutor:
+    """Hands a call through Dynamo's own dispatch to the executor that the caller bound.
+
+    With every guard filtered out, Dynamo runs the one entry it has; the graph's place is taken by
+    :meth:`run`, which looks up in this thread what to execute. Today's vLLM does it so
+    (``TorchCompileWithNoGuardsWrapper``), with one backend.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self._local = threading.local()
+
+    def run(self, *inputs: Any) -> Any:
+        """What the backend returned: called by Dynamo's bytecode with the graph's inputs."""
+        execute = getattr(self._local, "execute", None)
+        if execute is None:
+            raise TraceFinishedError
+        return execute(*inputs)
+
+    def traced_again(self) -> TraceError:
+        """The error for a second backend call: Dynamo no longer has the first graph."""
+        error = TraceError(
+            f"Dynamo wants to trace {self.model_name} a second time: its cache was cleared "
+            "(torch._dynamo.reset()), and with dispatch='guard_filter' the graph is kept there. "
+            "Trace the model again, or use dispatch='bytecode', which keeps its own"
+        )
+        self._local.error = error
+        return error
+
+    def bind(self, compiled: Callable[..., Any], execute: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled`` with ``execute`` in the graph's place."""
+        local = self._local
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outer = getattr(local, "execute", None)
+            local.execute = execute
+            try:
+                return compiled(*args, **kwargs)
+            except Exception as error:
+                cause, local.error = getattr(local, "error", None), None
+                if cause is not None:
+                    raise cause from error
+                raise
+            finally:
+                local.execute = outer
+
+        return run
+
+
+_CALLS = ("call_function", "call_method", "call_module")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?[ \t]*([^\n]*)')
+_REGISTERED = re.compile(
+    r"(?:\.__dict__\['_(?:modules|parameters|buffers)'\]|\._(?:modules|parameters|buffers))\['([^']+)'\]"
+)
+
+
+def operator_name(node: fx.Node) -> str:
+    """A readable name of what a node calls; "" for placeholders and the output."""
+    if node.op not in _CALLS:
+        return ""
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, (torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def user_line(node: fx.Node) -> tuple[str, int, str] | None:
+    """(file, line, source line) of the user's code behind a node: the innermost outside of torch."""
+    frames = [(file, int(line), text.strip()) for file, line, text in _FRAME.findall(node.stack_trace or "")]
+    return innermost_outside_torch(frames)
+
+
+def innermost_outside_torch(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:
+    """Of frames from the outermost to the innermost, the last that is not torch's or cgkit's own."""
+    outside = [frame for frame in frames if not torch_hooks.is_library_file(frame[0])]
+    return outside[-1] if outside else (frames[-1] if frames else None)
+
+
+def plain_source(source: str, self_name: str = "self") -> str:
+    """``L['self'].__dict__['_modules']['embed']._parameters['weight']`` as ``L['self'].embed.weight``.
+
+    ``self_name``: what forward calls its first parameter, if it is not "self".
+    """
+    plain = _REGISTERED.sub(r".\1", source)
+    root = f"L['{self_name}']"
+    return "L['self']" + plain.removeprefix(root) if plain.startswith(root) else plain

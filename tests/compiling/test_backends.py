@@ -1,0 +1,278 @@
+"""Which callable serves a batch, what is compiled when, and what is reported. No compiler needed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from cgkit import events
+from cgkit.compiling import CompilerInterface, EagerAdaptor, compile_pieces
+from cgkit.config import CompilationConfig
+from cgkit.counters import compilation_counter
+from cgkit.errors import CaptureLockedError, CompileError, ConfigError
+from cgkit.recording import active
+from tests.compiling.toys import attend, calls, llama_inputs, split_llama, split_of
+
+
+class Marking(CompilerInterface):
+    """An adaptor whose callables note for which shape they were compiled whenever they run."""
+
+    name = "marking"
+
+    def __init__(self):
+        self.compiled = []
+        self.ran = []
+
+    def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+        self.compiled.append(runtime_shape)
+        if runtime_shape is not None:
+            assert not any(isinstance(value, torch.SymInt) for value in inputs)
+            assert all(isinstance(s, int) for v in inputs if isinstance(v, torch.Tensor) for s in v.shape)
+        run = EagerAdaptor().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+        def marked(*args):
+            self.ran.append(runtime_shape)
+            return run(*args)
+
+        return marked
+
+
+def config(**kwargs):
+    return CompilationConfig(compiler="eager", cudagraph_mode="NONE", **kwargs)
+
+
+def one_piece(**kwargs):
+    """A graph of one capturable piece, compiled by a Marking adaptor."""
+    split = split_of(lambda self, x: x * 2 + 1, torch.ones(8, 4), ops=[])
+    adaptor = Marking()
+    return compile_pieces(split, config(**kwargs), adaptor=adaptor), adaptor
+
+
+def test_compiled_pieces_compute_what_the_model_computes():
+    model, split = split_llama(3)
+    compiled = compile_pieces(split, config())
+    for tokens in (1, 2, 7, 33):
+        args = llama_inputs(tokens)
+        torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-6, atol=1e-6)
+        assert torch.equal(compiled(*args), compiled(*args))
+
+
+def test_inference_mode_changes_nothing():
+    model, split = split_llama(3)
+    with torch.inference_mode():
+        compiled = compile_pieces(split, config(compile_sizes=[2]))
+        for tokens in (2, 2, 5):
+            args = llama_inputs(tokens)
+            torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-6, atol=1e-6)
+    plain = compile_pieces(split, config(compile_sizes=[2]))
+    assert [b.general.key for b in compiled.backends] == [b.general.key for b in plain.backends]
+
+
+def test_requests_are_counted_apart_from_compilations():
+    _, split = split_llama(5)
+    with compilation_counter.expect(
+        num_backend_compilations=6 * 3, num_eager_compiles=3 * 3, num_inductor_compiles=0
+    ):
+        compiled = compile_pieces(split, config(compile_sizes=[2, 4]))
+    assert compiled.num_unique == 3
+    assert [len(b.compiled) for b in compiled.backends] == [3] * 6
+    shared = compiled.to_frame().query("shape == '4'")["shared_with"].tolist()
+    assert shared == ["", "", "submod_2", "submod_2", "submod_2", ""]
+
+
+def test_the_toy_of_two_attentions_has_three_pieces_to_compile():
+    def forward(self, x):
+        x = x + 1 + 2
+        x = attend(x, x, x) - 2 - 1
+        return attend(x, x, x) + 1
+
+    with compilation_counter.expect(
+        num_piecewise_graphs_seen=5, num_piecewise_capturable_graphs_seen=3, num_backend_compilations=3
+    ):
+        compiled = compile_pieces(split_of(forward, torch.ones(2)), config())
+    before = calls["attention"]
+    assert torch.equal(compiled(torch.zeros(2)), torch.full((2,), 3.0 * (3 * 3 - 3) + 1))
+    assert calls["attention"] == before + 2
+
+
+def test_the_first_run_takes_the_general_shape_and_later_ones_the_static():
+    compiled, adaptor = one_piece(compile_sizes=[2, 4])
+    assert adaptor.compiled == [None, 2, 4]
+    for tokens in (4, 4, 3, 2):
+        compiled(torch.ones(tokens, 4))
+    assert adaptor.ran == [None, 4, None, 2]
+    (backend,) = compiled.backends
+    assert backend.runnable_for(2) is not backend.runnable_for(3)
+
+
+def test_first_hit_compiles_when_a_size_comes_the_second_time():
+    compiled, adaptor = one_piece(compile_sizes=[2, 4], compile_at="first_hit")
+    (backend,) = compiled.backends
+    assert adaptor.compiled == [None] and backend.to_be_compiled_sizes == {2, 4}
+    for tokens in (4, 3, 4, 4):
+        compiled(torch.ones(tokens, 4))
+    assert adaptor.compiled == [None, 4] and adaptor.ran == [None, None, 4, 4]
+    assert backend.first_run_finished and backend.to_be_compiled_sizes == {2}
+
+
+@pytest.mark.parametrize("compile_at", ["start", "first_hit"])
+@pytest.mark.parametrize("sizes", [[], [2, 4]])
+def test_the_end_is_reported_once_and_last(compile_at, sizes):
+    _, split = split_llama(2)
+    with events.record(events.CompilationFinished, events.PieceCompiled) as log:
+        compiled = compile_pieces(split, config(compile_sizes=sizes, compile_at=compile_at))
+        finished = [isinstance(event, events.CompilationFinished) for event in log]
+        assert sum(finished) == (compile_at == "start" or not sizes)
+        for tokens in (4, 4, 2, 2):
+            compiled(*llama_inputs(tokens))
+    assert [isinstance(e, events.CompilationFinished) for e in log] == [False] * (len(log) - 1) + [True]
+    assert log[-1].model == "Llama"
+
+
+def test_progress_ends_complete():
+    _, split = split_llama(2)
+    with events.record(events.Progress) as log:
+        compile_pieces(split, config(compile_sizes=[2]))
+    assert log[0].done == 0 and log[-1].done == log[-1].total == 6
+    assert [e.done for e in log] == sorted(e.done for e in log)
+
+
+def test_after_the_lock_nothing_is_compiled_but_everything_runs():
+    compiled, adaptor = one_piece(compile_sizes=[2, 4], compile_at="first_hit")
+    compiled(torch.ones(8, 4))
+    compiled.lock.locked = True
+    for tokens in (2, 4, 5):
+        compiled(torch.ones(tokens, 4))
+    assert adaptor.compiled == [None] and adaptor.ran == [None] * 4
+    with pytest.raises(CaptureLockedError, match="submod_0 would be compiled for 2 tokens"):
+        compiled.compile_static_sizes()
+    compiled.lock.locked = False
+    compiled.compile_static_sizes()
+    assert adaptor.compiled == [None, 2, 4]
+    compiled.lock.locked = True
+    compiled.compile_static_sizes()  # nothing is missing
+
+
+def test_a_size_that_is_none_of_the_compile_sizes_is_refused():
+    compiled, _ = one_piece(compile_sizes=[2])
+    with pytest.raises(CompileError, match=r"compile size 3 \(it has \[2\]\)"):
+        compiled.backends[0].compile_size(3)
+
+
+def test_while_a_graph_is_recorded_nothing_is_compiled_and_the_call_is_handed_over():
+    compiled, adaptor = one_piece(compile_sizes=[2], compile_at="first_hit")
+    compiled(torch.ones(2, 4))
+    (backend,) = compiled.backends
+    seen = []
+
+    class Recorder:
+        def opaque_call(self, runnable, graph, args):
+            seen.append((runnable, graph, args))
+            return ("recorded",)
+
+    active.recorder = Recorder()
+    try:
+        x = torch.ones(2, 4)
+        assert backend(2, x) == ("recorded",)
+    finally:
+        active.recorder = None
+    assert adaptor.compiled == [None] and adaptor.ran == [None]
+    assert seen == [(backend.compiled_graph_for_general_shape, backend.graph, (2, x))]
+
+
+def test_a_piece_without_a_symbol_has_no_compile_sizes():
+    split = split_of(lambda self, x: x + 1, torch.ones(8, 4), ops=[], x=[])
+    adaptor = Marking()
+    compiled = compile_pieces(split, config(compile_sizes=[2]), adaptor=adaptor)
+    assert compiled.backends[0].sym_shape_indices == () and adaptor.compiled == [None]
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(8, 4)), torch.full((8, 4), 2.0))
+
+
+def test_compile_sizes_need_one_symbol():
+    def forward(self, x, y):
+        return x.sum() + y.sum()
+
+    split = split_of(forward, torch.ones(8), torch.ones(6), ops=[])
+    with pytest.raises(CompileError, match=r"submod_0 at 2 tokens: size s.*one symbolic size"):
+        compile_pieces(split, config(compile_sizes=[2]))
+
+
+def test_two_threads_at_first_hit_compile_once():
+    compiled, adaptor = one_piece(compile_sizes=[4], compile_at="first_hit")
+    compiled(torch.ones(4, 4))
+    barrier, results = threading.Barrier(4), []
+
+    def run():
+        barrier.wait()
+        results.append(compiled(torch.ones(4, 4)))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert adaptor.compiled == [None, 4]
+    assert all(torch.equal(r, torch.full((4, 4), 3.0)) for r in results) and len(results) == 4
+
+
+def test_a_compiler_that_fails_names_piece_operators_and_way_out():
+    class Broken(Marking):
+        def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+            raise ZeroDivisionError("inside")
+
+    _, split = split_llama(1)
+    with compilation_counter.expect(num_backend_compilations=1, num_eager_compiles=0):
+        says = r"(?s)submod_0 for the general shape: ZeroDivisionError: inside.*embedding.*compiler='eager'"
+        with pytest.raises(CompileError, match=says):
+            compile_pieces(split, config(), adaptor=Broken())
+    compile_pieces(split, config())  # usable afterwards
+
+
+def test_a_compiler_that_fixes_the_token_count_is_caught():
+    class Fixing(Marking):
+        def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+            int(inputs[0])
+            return super().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+    split = split_of(lambda self, x: x + 1, torch.ones(8, 4), ops=[])
+    with pytest.raises(CompileError, match=r"fixed s.* to 8 while it compiled piece submod_0"):
+        compile_pieces(split, config(), adaptor=Fixing())
+
+
+def test_unknown_inductor_options_are_refused_with_the_nearest():
+    _, split = split_llama(1)
+    wrong = CompilationConfig(inductor_compile_config={"max_autotun": True})
+    with pytest.raises(ConfigError, match=r"'max_autotun'.*'max_autotune'"):
+        compile_pieces(split, wrong)
+    graphs = CompilationConfig(inductor_compile_config={"triton.cudagraphs": True})
+    with pytest.raises(ConfigError, match="cudagraph_mode"):
+        compile_pieces(split, graphs)
+
+
+def test_a_debug_dump_holds_each_different_piece_once(tmp_path):
+    _, split = split_llama(3)
+    compiled = compile_pieces(split, config(debug_dump_path=str(tmp_path)))
+    text = (tmp_path / "Llama" / "computation_graph.py").read_text()
+    assert text.count("def forward") == 3 + 3  # three different pieces, three attentions
+    assert "submod_4: the same as submod_2" in text and "def execute(" in text
+    keys = sorted(path.name for path in (tmp_path / "Llama" / "keys").iterdir())
+    assert keys == ["submod_0.general.txt", "submod_2.general.txt", "submod_6.general.txt"]
+    assert (
+        "\n".join(compiled.backends[0].general.key.lines) + "\n"
+        == (tmp_path / "Llama" / "keys" / "submod_0.general.txt").read_text()
+    )
+
+
+def test_a_dump_into_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    _, split = split_llama(1)
+    with pytest.raises(ConfigError, match="debug_dump_path"):
+        compile_pieces(split, config(debug_dump_path=str(tmp_path / "file")))
+
+
+def test_it_reads_well():
+    _, split = split_llama(5)
+    compiled = compile_pieces(split, config(compile_sizes=[2]))
+    assert "6 pieces, 3 different" in repr(compiled) and "x 4" in repr(compiled)
+    assert "shared with submod_2, static sizes [2]" in repr(compiled.backends[2])
