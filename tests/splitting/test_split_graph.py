@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_toy_has_5_pieces_of_which_3_are_capturable():
     before = toys.calls["attention"]
     (result,) = split.stitch()(3, x[:3])
     assert toys.calls["attention"] == before + 2
-    assert torch.equal(result, ((x[:3] + 3) * 3 - 3) * 3 + 1)
+    assert torch.equal(result, Toy()(x[:3]))
 
 
 @pytest.mark.parametrize("layers", [1, 4, 80])
@@ -54,12 +56,12 @@ def test_a_llama_gives_2l_plus_1_pieces(layers):
     split = split_graph(stub, [ATTENTION])
     assert len(split.pieces) == 2 * layers + 1 and split.num_capturable == layers + 1
     assert len(split_graph(stub, []).pieces) == 1
-    for piece in split.capturable:
-        assert isinstance(stub.graph_module.graph, fx.Graph) and piece.input_names[0] == split.inputs[0]
+    batch = next(n for n, v in zip(split.inputs, split.example_inputs) if isinstance(v, torch.SymInt))
+    assert all(piece.input_names[0] == batch for piece in split.capturable)
     assert split.example_inputs == stub.example_inputs
     if layers == 80:
-        best = min(split_graph(stub, [ATTENTION]).seconds for _ in range(2))
-        assert best < 3, f"splitting 161 pieces took {best:.1f} s (0.3 s on an idle core)"
+        # 0.4 s on an idle core; Dynamo's own time for this graph is some twenty times that
+        assert split.seconds < 5
 
 
 def test_the_callers_graph_is_left_as_it_was():
@@ -201,7 +203,7 @@ def test_elements_stay_with_the_operator_that_made_the_tuple():
         x, out = g.placeholder("x"), g.placeholder("out")
         parts = g.call_function(torch.ops.aten.split.Tensor, (x, 2, 1))
         attend(g, out, out)
-        first = g.call_function(__import__("operator").getitem, (parts, 0))
+        first = g.call_function(operator.getitem, (parts, 0))
         return g.call_function(torch.add, (first, out))
 
     split = split_graph(graph_of(build), [ATTENTION])
@@ -215,7 +217,7 @@ def test_a_tensors_element_by_mask_is_a_copy_and_does_not_move():
         x, out, mask = (g.placeholder(name) for name in ("x", "out", "mask"))
         y = g.call_function(torch.sin, (x,))
         attend(g, x, y)
-        taken = g.call_function(__import__("operator").getitem, (y, mask))
+        taken = g.call_function(operator.getitem, (y, mask))
         return (taken, out)
 
     split = split_graph(graph_of(build), [ATTENTION])
@@ -294,9 +296,8 @@ def test_the_stitched_function_calls_what_it_is_given():
     assert torch.equal(split.stitch([spy(p) for p in split.capturable])(3, x)[0], wanted[0])
     assert seen == [0, 2, 4]
     seen.clear()
-    assert torch.equal(
-        split.stitch([spy(p) for p in split.pieces], inline_splitting=False)(3, x)[0], wanted[0]
-    )
+    everything = split.stitch([spy(p) for p in split.pieces], inline_splitting=False)
+    assert torch.equal(everything(3, x)[0], wanted[0])
     assert seen == [0, 1, 2, 3, 4]
     with pytest.raises(SplitError, match="2 callables for 3 capturable pieces"):
         split.stitch([len, len])
@@ -316,8 +317,6 @@ def test_a_traceback_shows_the_generated_line():
 
 
 def test_dead_values_are_freed_before_the_next_piece():
-    import weakref
-
     split = split_graph(Stub(Toy(), torch.randn(5, 4)), [ATTENTION])
     dead = []
 
@@ -365,11 +364,6 @@ def test_modules_constants_defaults_and_nested_outputs_are_kept():
 
 
 def test_names_that_collide_with_generated_ones():
-    def build(g):
-        x = g.placeholder("submod_0")
-        y = g.call_function(torch.ops.aten.sin.default, (x,), name="execute")
-        return g.call_function(torch.ops.aten.cos.default, (y,), name="aten_sin")
-
     graph = fx.Graph()
     x = graph.placeholder("submod_0")
     y = graph.create_node("call_function", torch.ops.aten.cos.default, (x,), name="execute")
@@ -390,8 +384,8 @@ def test_a_graph_without_operators_has_no_pieces():
 
 
 def test_the_frame_has_one_row_a_piece_and_the_repr_is_short():
-    split = split_graph(Stub(Llama(20), torch.arange(5), torch.randn(5), dynamic=(0, 1)), [ATTENTION])
+    split = split_graph(Stub(Llama(8), torch.arange(5), torch.randn(5), dynamic=(0, 1)), [ATTENTION])
     frame = split.to_frame()
     assert list(frame.columns) == ["piece", "kind", "nodes", "inputs", "outputs", "operators"]
-    assert len(frame) == 41 and (frame["kind"] == "splitting").sum() == 20
-    assert "41 pieces (21 capturable)" in repr(split) and len(repr(split).splitlines()) < 15
+    assert len(frame) == 17 and (frame["kind"] == "splitting").sum() == 8
+    assert "17 pieces (9 capturable)" in repr(split) and len(repr(split).splitlines()) < 15
