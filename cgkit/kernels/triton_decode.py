@@ -7,6 +7,8 @@ over several programs ("split-K", Dao et al., "Flash-Decoding", 2023), and the l
 combines their results: still one launch.
 """
 
+# ruff: noqa: N803 (Triton constants are written large, to tell them from arguments)
+
 from __future__ import annotations
 
 from functools import cache
@@ -110,7 +112,7 @@ def _decode_kernel(
             top = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, DIM], tl.float32)
-            for other in range(0, active):  # in order, whoever came last: the same bits each time
+            for other in range(active):  # in order, whoever came last: the same bits each time
                 theirs = pair * SPLITS + other
                 part = tl.load(partial + theirs * ROWS * DIM + at, cache_modifier=".cg")
                 part_top = tl.load(stats + theirs * 2 * ROWS + rows, cache_modifier=".cg")
