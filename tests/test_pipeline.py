@@ -338,7 +338,7 @@ def test_dataclass_of_tensors() -> None:
 
     @support_torch_compile
     class Model(nn.Module):
-        def forward(self, x: torch.Tensor, between: "IntermediateTensors | None" = None) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, between: IntermediateTensors | None = None) -> torch.Tensor:
             return x if between is None else x + between.hidden * between.residual
 
     Model.forward.__globals__["IntermediateTensors"] = IntermediateTensors

@@ -7,8 +7,6 @@ over several programs ("split-K", Dao et al., "Flash-Decoding", 2023), and the l
 combines their results: still one launch.
 """
 
-# ruff: noqa: N803 (Triton constants are written large, to tell them from arguments)
-
 from __future__ import annotations
 
 from functools import cache

@@ -5,8 +5,6 @@ other in the batch, and which request a program works for is found on the device
 ``query_start_loc``: the grid depends on the padded sizes alone, so a recorded launch serves any batch.
 """
 
-# ruff: noqa: N803, N806 (Triton constants are written large, to tell them from arguments)
-
 from __future__ import annotations
 
 import torch
