@@ -28,7 +28,7 @@ _WHERE = {
     "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
     "capturing": "capture CapturedGraphs CUDAGraphWrapper CudagraphDispatcher CaptureSizes",
     "serving": "Runner",
-    "pipeline": "support_torch_compile reset",
+    "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = sorted(_HOME)

@@ -169,7 +169,11 @@ class CompilationConfig:
         _one_of("dispatch", self.dispatch, ("bytecode", "guard_filter"))
         _one_of("compile_at", self.compile_at, ("start", "first_hit"))
         _one_of("graph_platform", self.graph_platform, ("auto", "cuda", "emulated"))
-        for name, least in [("cudagraph_num_of_warmups", 0), ("max_num_seqs", 1), ("tensor_parallel_size", 1)]:
+        for name, least in [
+            ("cudagraph_num_of_warmups", 0),
+            ("max_num_seqs", 1),
+            ("tensor_parallel_size", 1),
+        ]:
             _whole(name, getattr(self, name), least)
         if self.max_num_batched_tokens is not None:
             _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)
@@ -185,7 +189,9 @@ class CompilationConfig:
             if entry not in ("all", "none") and not (entry[:1] in "+-" and entry[1:].isidentifier()):
                 raise ConfigError(f"custom_ops has {entry!r}; use 'all', 'none', '+name' or '-name'")
         if {"all", "none"} <= set(self.custom_ops or ()):
-            raise ConfigError(f"custom_ops={list(self.custom_ops or ())} holds both 'all' and 'none'; keep one")
+            raise ConfigError(
+                f"custom_ops={list(self.custom_ops or ())} holds both 'all' and 'none'; keep one"
+            )
 
     def _resolve_modes(self, put: Any) -> None:
         """What a level allows; and PIECEWISE without a cut, which is FULL.
@@ -194,6 +200,11 @@ class CompilationConfig:
         """
         mode, level = self.cudagraph_mode, self.level
         assert mode is not None
+        if mode and level is CompilationLevel.NO_COMPILATION:
+            raise ConfigError(
+                f"cudagraph_mode={mode.name} at level 0 (NO_COMPILATION): level 0 is the eager reference and records "
+                "nothing; use level 2 or 3, or cudagraph_mode='NONE'"
+            )
         if level is CompilationLevel.DYNAMO_AS_IS and mode:
             raise ConfigError(
                 f"cudagraph_mode={mode.name} at level 1 (DYNAMO_AS_IS): a guard may trace and compile again "

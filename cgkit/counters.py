@@ -8,6 +8,7 @@ where a benchmark only says "slow".
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -21,7 +22,7 @@ from cgkit.display import Shown
 class CompilationCounter(Shown):
     """Counts what the stages report. All fields are plain totals since the last :meth:`reset`."""
 
-    num_models_seen: int = 0  # decorated models built with compilation on
+    num_models_seen: int = 0  # decorated models called at level 1 or higher
     num_graphs_seen: int = 0  # graphs handed over by Dynamo: 1 a model
     num_piecewise_graphs_seen: int = 0  # pieces after the split, splitting ones included: 2L + 1
     num_piecewise_capturable_graphs_seen: int = 0  # pieces without a splitting operator: L + 1
@@ -85,8 +86,12 @@ class CompilationCounter(Shown):
 compilation_counter = CompilationCounter()
 
 
+_lock = threading.Lock()  # two threads may compile at the same time
+
+
 def _add(name: str, count: int = 1) -> None:
-    setattr(compilation_counter, name, getattr(compilation_counter, name) + count)
+    with _lock:
+        setattr(compilation_counter, name, getattr(compilation_counter, name) + count)
 
 
 def _on_split(event: events.GraphSplit) -> None:

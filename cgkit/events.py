@@ -32,7 +32,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True)
 class ModelSeen(Event):
-    """A decorated model was built with compilation on."""
+    """A decorated model was called for the first time, with compilation on."""
 
     model: str
 

@@ -89,8 +89,8 @@ class _Pass:
 
     def _place(self, node: fx.Node) -> None:
         result = self.result
-        producer = node.args[0] if node.target is operator.getitem else None
-        if producer in result.piece_of and is_sequence(producer) and isinstance(node.args[1], int):
+        producer = _taken_from(node)
+        if producer is not None and producer in result.piece_of:
             self._put(node, result.piece_of[producer])
         elif node in self.splitting:
             self._settle_waiting()
@@ -147,3 +147,10 @@ class _Pass:
     def _put(self, node: fx.Node, piece: int) -> None:
         self.result.pieces[piece].append(node)
         self.result.piece_of[node] = piece
+
+
+def _taken_from(node: fx.Node) -> fx.Node | None:
+    """The tuple or list of which ``node`` takes an element, if that is what it does."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return None
+    return node.args[0] if is_sequence(node.args[0]) and isinstance(node.args[1], int) else None

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from cgkit.config import DEFAULT_SPLITTING_OPS
 from cgkit.errors import SplitError
 from cgkit.splitting.values import fake_value, is_number
-from cgkit.torch_hooks import resolve_overload
+from cgkit.torch_hooks import operator_of, resolve_overload
 
 #: Python operators whose ATen name differs from their own.
 _PYTHON_OPERATORS = {
@@ -43,12 +42,9 @@ def operator_name(node: fx.Node) -> str:
     """What ``node`` calls, as ``ns::name`` or ``ns::name.overload``; Python's own and unknown
     functions by their qualified name, methods that are no ATen operator as ``.name``."""
     target = node.target
-    if isinstance(target, OpOverload):
-        return target.name()
-    if isinstance(target, OpOverloadPacket):
-        return str(target._qualified_op_name)
-    if isinstance(target, HigherOrderOperator):
-        return f"higher_order::{target.name()}"
+    if found := operator_of(target):
+        qualified, overload = found
+        return qualified if overload in (None, "default") else f"{qualified}.{overload}"
     if node.op == "call_method":
         return _aten_name(str(target)) or f".{target}"
     if node.op == "call_function" and callable(target):
@@ -90,10 +86,8 @@ def splitting_nodes(
 
 def _canonical(spec: Any) -> str:
     """``ns.name[.overload]`` and ``ns::name[.overload]`` -> ``ns::name[.overload]``."""
-    if isinstance(spec, OpOverload):
-        return spec.name()
-    if isinstance(spec, OpOverloadPacket):
-        return str(spec._qualified_op_name)
+    if found := operator_of(spec):
+        return found[0] if found[1] is None else ".".join(found)  # type: ignore[arg-type]
     if isinstance(spec, str):
         namespace, separator, rest = spec.strip().partition("::")
         if not separator:
@@ -111,15 +105,14 @@ def _canonical(spec: Any) -> str:
 def _names(node: fx.Node, wanted: Iterable[str]) -> list[str]:
     """Those of the names ``wanted`` that ``node`` answers to."""
     name = operator_name(node)
-    packet, _, overload = name.partition(".")
+    packet = name.partition(".")[0]
     candidates = [w for w in wanted if w.partition(".")[0] == packet]
     if not any("." in w for w in candidates):
         return candidates
-    if isinstance(node.target, OpOverloadPacket):
+    _, overload = operator_of(node.target) or (name, None)
+    if overload is None:
         resolved = resolve_overload(node.target, *fx.node.map_aggregate((node.args, node.kwargs), _value))
-        overload = resolved._overloadname if resolved is not None else overload
-    elif isinstance(node.target, OpOverload):
-        overload = node.target._overloadname
+        _, overload = operator_of(resolved) or (name, None)
     return [w for w in candidates if "." not in w or w.partition(".")[2] == overload]
 
 

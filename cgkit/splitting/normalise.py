@@ -67,7 +67,7 @@ def _copy_graph(old: fx.Graph) -> fx.Graph:
 
 def _graph_level_symbols(graph: fx.Graph) -> dict[str, fx.Node]:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    symbols = {}
+    symbols: dict[str, fx.Node] = {}
     for node in placeholders:
         if (name := plain_symbol_name(fake_value(node))) is not None:
             symbols.setdefault(name, node)
@@ -145,7 +145,7 @@ def _replace_size_of_unknown_rank(
     for user in list(node.users):
         if user.target is operator.getitem and isinstance(user.args[1], int):
             _replace(user, number(user.args[1]))
-        elif not size_may_change and user.op != "output":
+        elif not size_may_change and user.op != "output" and node.next is not user:
             with graph.inserting_before(user):
                 user.replace_input_with(node, graph.node_copy(node))
     if not node.users:
@@ -155,10 +155,10 @@ def _replace_size_of_unknown_rank(
 def _replace(node: fx.Node, value: Any) -> None:
     """Uses ``value`` (a number, a node, or a tuple of them) wherever ``node`` is used, and drops it."""
     for user in list(node.users):
-        if user.target is operator.getitem and isinstance(value, tuple) and user.args[0] is node:
-            if not _holds_nodes(user.args[1]):
-                _replace(user, value[user.args[1]])
-                continue
+        if user.target is operator.getitem and isinstance(value, tuple) and not _holds_nodes(user.args[1]):
+            index: Any = user.args[1]
+            _replace(user, value[index])
+            continue
         if is_concatenation(user) and isinstance(value, tuple):
             left, right = (value if arg is node else arg for arg in user.args)
             if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
@@ -198,7 +198,7 @@ def _unpack_sequences(graph: fx.Graph) -> None:
         whole = [user for user in node.users if user.target is not operator.getitem]
         if not whole:
             continue
-        elements = []
+        elements: list[fx.Node] = []
         with graph.inserting_after(node):
             for index in reversed(range(len(value))):
                 element = graph.call_function(operator.getitem, (node, index))

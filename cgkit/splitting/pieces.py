@@ -43,7 +43,8 @@ class Piece:
 
     def __repr__(self) -> str:
         names = ", ".join(self.ops[:4]) + (f", ... ({len(self.ops)})" if len(self.ops) > 4 else "")
-        return f"Piece({self.name}, {self.kind}, {len(self.input_names)} in, {len(self.output_names)} out: {names})"
+        crossing = f"{len(self.input_names)} in, {len(self.output_names)} out"
+        return f"Piece({self.name}, {self.kind}, {crossing}: {names})"
 
 
 def build_pieces(root: fx.GraphModule, assignment: Assignment, symbols: dict[str, fx.Node]) -> list[Piece]:
@@ -57,7 +58,6 @@ class _Builder:
         self.root = root
         self.assignment = assignment
         self.symbols = symbols
-        self.position = {node: i for i, node in enumerate(root.graph.nodes)}
         self.symbols_of: dict[fx.Node, frozenset[str]] = {}
 
     def build(self, index: int) -> Piece:
@@ -65,9 +65,9 @@ class _Builder:
         local = self.local_nodes(nodes)
         inside = {*nodes, *local}
         used = dict.fromkeys(operand for node in (*nodes, *local) for operand in node.all_input_nodes)
-        inputs = self.ordered_inputs(
-            [n for n in used if n not in inside], self.assignment.is_splitting[index]
-        )
+        inputs = [node for node in used if node not in inside]
+        if not self.assignment.is_splitting[index]:
+            inputs = self.symbols_first(inputs)
         outputs = [node for node in nodes if self.leaves(node, index)]
         name = f"submod_{index}"
         return Piece(
@@ -90,9 +90,7 @@ class _Builder:
                 todo.extend(node.all_input_nodes)
         return found
 
-    def ordered_inputs(self, inputs: list[fx.Node], is_splitting: bool) -> list[fx.Node]:
-        if is_splitting:
-            return inputs
+    def symbols_first(self, inputs: list[fx.Node]) -> list[fx.Node]:
         names = frozenset().union(*map(self.symbol_names, inputs))
         first = [node for name, node in self.symbols.items() if name in names or node in inputs]
         return [*first, *(node for node in inputs if node not in first)]

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
 
-from cgkit.torch_hooks import is_fake
+from cgkit.torch_hooks import is_fake, operator_of, returns_several
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -83,10 +82,9 @@ def is_allocation(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method") or "out" in node.kwargs:
         return False
     target = node.target
-    if isinstance(target, OpOverload):
-        return target.namespace == "aten" and target._opname in _ALLOCATORS and target._overloadname != "out"
-    if isinstance(target, OpOverloadPacket):
-        return str(target._qualified_op_name).startswith("aten::") and _called(node) in _ALLOCATORS
+    if found := operator_of(target):
+        name, overload = found
+        return name.startswith("aten::") and _called(node) in _ALLOCATORS and overload != "out"
     if isinstance(target, str):
         return target in _ALLOCATORS
     return any(target is getattr(torch, name, None) for name in _ALLOCATORS)
@@ -101,9 +99,8 @@ def is_sequence(node: fx.Node) -> bool:
     value = fake_value(node)
     if value is not None:
         return isinstance(value, (tuple, list))
-    if isinstance(node.target, OpOverload):
-        returns = node.target._schema.returns
-        return len(returns) > 1 or (len(returns) == 1 and "List" in str(returns[0].type))
+    if (several := returns_several(node.target)) is not None:
+        return several
     return node.op in ("call_function", "call_method", "call_module")
 
 
@@ -114,8 +111,6 @@ def changes_metadata(graph: fx.Graph) -> bool:
 
 def _called(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, OpOverload):
-        return target._opname
-    if isinstance(target, OpOverloadPacket):
-        return str(target._qualified_op_name).partition("::")[2]
+    if found := operator_of(target):
+        return found[0].partition("::")[2]
     return target if isinstance(target, str) else getattr(target, "__name__", "")

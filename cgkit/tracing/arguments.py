@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,7 +30,9 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANTS)
 
 
-def signature_of(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.Signature:
+def signature_of(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.Signature:
     """The signature that fits the call: that of the wrapped function, or else of the wrapper.
 
     Raises:
@@ -68,25 +70,25 @@ class Arguments:
         self.expected = {
             label: value if isinstance(value, _CONSTANTS) else GIVEN for label, value in self.values.items()
         }
-        self._plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._plans: dict[Any, tuple[Any, ...]] = {}  # by style: a count, or (count, *keywords)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises TraceError, naming the argument, if a call does not fit the trace.
 
         Each style of calling (how many positional, which keywords) is worked out once.
         """
-        plan = self._plans.get((len(args), *kwargs))
-        if plan is None:
-            plan = self._plan(args, kwargs)
-        position = 0
-        for value in args if not kwargs else (*args, *kwargs.values()):
-            expected = plan[position]
+        if kwargs:
+            plan = self._plans.get((len(args), *kwargs)) or self._plan(args, kwargs)
+            values: Iterable[Any] = (*args, *kwargs.values())
+        else:
+            plan = self._plans.get(len(args)) or self._plan(args, kwargs)
+            values = args
+        for value, expected in zip(values, plan):
             if expected is GIVEN:
                 if value is None:
-                    self._refuse(args, kwargs, position)
+                    self._refuse(args, kwargs)
             elif value is not expected and (type(value) is not type(expected) or value != expected):
-                self._refuse(args, kwargs, position)
-            position += 1
+                self._refuse(args, kwargs)
 
     def _labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
         """For one style of calling: label -> position in (*args, *kwargs.values()), and the defaults."""
@@ -100,14 +102,16 @@ class Arguments:
         passed, defaults = self._labels(args, kwargs)
         for label in [*passed, *defaults]:
             if label not in self.expected:
-                raise TraceError(f"{self.model} was traced without an argument {label!r}; the graph cannot use it")
+                raise TraceError(
+                    f"{self.model} was traced without an argument {label!r}; the graph cannot use it"
+                )
         for label, expected in self.expected.items():
             if label not in passed:
                 self._compare(label, defaults.get(label), expected)
-        plan = [None] * len(passed)
+        plan: list[Any] = [None] * len(passed)
         for label, position in passed.items():
             plan[position] = self.expected[label]
-        self._plans[(len(args), *kwargs)] = tuple(plan)
+        self._plans[(len(args), *kwargs) if kwargs else len(args)] = tuple(plan)
         return tuple(plan)
 
     def _compare(self, label: str, value: Any, expected: Any) -> None:
@@ -119,19 +123,21 @@ class Arguments:
             was = "None" if expected is None else "given"
             now = "None" if value is None else f"a {type(value).__name__}"
             raise TraceError(
-                f"argument {label!r} of {self.model} was {was} when the model was traced and is {now} now: the "
-                "graph holds one of the two paths only. Pass it the same way in every call, or trace a second "
-                "model for the other way"
+                f"argument {label!r} of {self.model} was {was} when the model was traced and is {now} now: "
+                "the graph holds one of the two paths only. Pass it the same way in every call, or trace a "
+                "second model for the other way"
             )
         raise TraceError(
-            f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is {value!r} now: "
-            "numbers, flags and strings are baked into the graph. Pass the same value, or make it a tensor"
+            f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is "
+            f"{value!r} now: numbers, flags and strings are baked into the graph. Pass the same value, "
+            "or make it a tensor"
         )
 
-    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> None:
-        passed, _ = self._labels(args, kwargs)
-        label = next(label for label, index in passed.items() if index == position)
-        self._compare(label, (*args, *kwargs.values())[position], self.expected[label])
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        values = (*args, *kwargs.values())
+        for label, position in self._labels(args, kwargs)[0].items():
+            self._compare(label, values[position], self.expected[label])
+        raise AssertionError("the quick check refused what the slow one accepts")
 
 
 class _Position:
@@ -183,14 +189,15 @@ def stand_ins(
         out = [dim for dim in wanted if not -rank <= dim < rank]
         if out and rank:
             raise TraceError(
-                f"dynamic_arg_dims gives {label!r} dimension {out[0]}, but the tensor has shape {tuple(tensor.shape)}"
+                f"dynamic_arg_dims gives {label!r} dimension {out[0]}, but the tensor has shape "
+                f"{tuple(tensor.shape)}"
             )
         marked = sorted({dim % rank for dim in wanted}) if rank else []
         handle = tensor.data
         shape = [2 if dim in marked and size < 2 else size for dim, size in enumerate(tensor.shape)]
         if shape != list(tensor.shape):
             enlarged.append(f"{label}: {tuple(tensor.shape)} -> {tuple(shape)}")
-            order = sorted(range(rank), key=lambda dim: -tensor.stride(dim))
+            order = sorted(range(rank), key=tensor.stride, reverse=True)
             handle = torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
         for dim in marked:
             mark(handle, dim)
@@ -235,7 +242,9 @@ def _map_tensors(label: str, value: Any, wanted: tuple[int, ...], replace: Repla
             changed[key] = _map_tensors(f"{label}[{key!r}]", entry, wanted, replace)
         return changed
     if isinstance(value, (list, tuple)):
-        entries = [_map_tensors(f"{label}[{index}]", entry, wanted, replace) for index, entry in enumerate(value)]
+        entries = [
+            _map_tensors(f"{label}[{index}]", entry, wanted, replace) for index, entry in enumerate(value)
+        ]
         if hasattr(value, "_make"):  # a namedtuple
             return value._make(entries)
         return type(value)(entries)

@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError, TraceError
 from cgkit.tracing.decompile import decompile
-from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, plain_source, user_line
+from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, user_line
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,11 @@ def raise_on_buffer_writes(traced: TracedGraph) -> None:
     how, text = decompile(traced.code)
     listed = "\n  ".join(str(write) for write in writes)
     raise BufferWriteError(
-        f"{traced.model_name}.forward writes tensors that it keeps, which a recorded graph cannot do right: Python "
-        f"does not run at a replay, and warm-ups and recordings write as well.\n  {listed}\n"
+        f"{traced.model_name}.forward writes tensors that it keeps, which a recorded graph cannot do right: "
+        f"Python does not run at a replay, and warm-ups and recordings write as well.\n  {listed}\n"
         "Return the value instead; or write it through an operator that declares what it mutates "
-        f"(cgkit.register_op); or switch graphs off (cudagraph_mode='NONE').\nThe compiled forward ({how}):\n{text}"
+        f"(cgkit.register_op); or switch graphs off (cudagraph_mode='NONE').\n"
+        f"The compiled forward ({how}):\n{text}"
     )
 
 
@@ -87,9 +87,11 @@ def _assignments(traced: TracedGraph) -> list[BufferWrite]:
     arguments = set(traced.arguments.signature.parameters)
     found = []
     for effect in traced.side_effects:
-        target = plain_source(effect.target)
+        target = effect.target
         root = re.match(r"L\['([^']+)'\]", target)
         if root and root.group(1) in arguments:
+            continue
+        if root is None and not effect.holds_tensor:  # a library's own bookkeeping in a global
             continue
         name, member = _written_name(effect, target)
         file, line, text = _written_at(effect, member, traced)
@@ -99,7 +101,7 @@ def _assignments(traced: TracedGraph) -> list[BufferWrite]:
 
 def _written_name(effect: torch_hooks.SideEffect, target: str) -> tuple[str, str]:
     """(path as a user says it, the last part of it)."""
-    registered = re.search(r"(?:\.__dict__\['_(?:buffers|parameters|modules)'\]|\._(?:buffers|parameters|modules))$", target)
+    registered = re.search(r"(?:\.__dict__\['_(?:buffers|parameters)'\]|\._(?:buffers|parameters))$", target)
     if registered and effect.attribute is None:  # nn.Module keeps buffers in a dict of its own
         target = target[: registered.start()]
         path, member = f"{target}.{effect.key}", str(effect.key)
@@ -142,8 +144,9 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
             interpreter.run(*traced.example_inputs)
     except Exception as error:
         raise TraceError(
-            f"cannot check {traced.model_name} for writes to its own tensors: node {interpreter.at} fails under fake "
-            f"tensors ({type(error).__name__}: {error}). Trace without check_buffer_writes and switch graphs off"
+            f"cannot check {traced.model_name} for writes to its own tensors: node {interpreter.at} fails "
+            f"under fake tensors ({type(error).__name__}: {error}). Trace without check_buffer_writes "
+            "and switch graphs off"
         ) from error
     return watch.found
 
@@ -166,7 +169,7 @@ class _NodeByNode(fx.Interpreter):
         return super().run_node(n)
 
 
-class _WriteWatch(TorchDispatchMode):
+class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
     """Sees every operator, and whether its schema writes to a storage that the model keeps."""
 
     supports_higher_order_operators = True
@@ -179,12 +182,8 @@ class _WriteWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)
-        if schema is not None and func.namespace in _WATCHED and not _declares_its_writes(self.node):
-            for position, argument in enumerate(schema.arguments):
-                if argument.alias_info is None or not argument.alias_info.is_write:
-                    continue
-                value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+        if getattr(func, "namespace", "") in _WATCHED and not _declares_its_writes(self.node):
+            for value in _written_arguments(func, args, kwargs):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, torch.Tensor):
                         self._written(func, tensor)
@@ -202,10 +201,23 @@ class _WriteWatch(TorchDispatchMode):
 
 _WATCHED = ("aten", "prims", "prim")
 
+#: Operators whose schema does not say that they write their running statistics in training.
+_UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that the operator writes to, as its schema says."""
+    arguments = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args)} | kwargs
+    names = [entry.name for entry in arguments if entry.alias_info is not None and entry.alias_info.is_write]
+    if func._schema.name.removeprefix("aten::") in _UNDECLARED and given.get("training"):
+        names += ["running_mean", "running_var"]
+    return [given.get(name) for name in names]
+
 
 def _declares_its_writes(node: fx.Node | None) -> bool:
     """Whether the node calls an operator outside of ATen, whose schema says what it mutates."""
     target = node.target if node is not None else None
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, torch_hooks.OpOverloadPacket):
         return str(target).partition(".")[0] not in _WATCHED
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _WATCHED
+    return isinstance(target, torch_hooks.OpOverload) and target.namespace not in _WATCHED

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
+from cgkit import torch_hooks
 from cgkit.errors import TraceError
 from cgkit.tracing.traced_graph import innermost_outside_torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n[ \t]*([^\n]*)')
 #: Where Dynamo's message ends and its advice to report bugs begins.
-_TAIL = re.compile(r"\n\s*(Developer debug context:|For more details about this graph break|from user code:|User stack:)")
+_TAIL = re.compile(
+    r"\n\s*(Developer debug context:|For more details about this graph break|from user code:|User stack:)"
+)
 
 _ADVICE = {
     "Unsupported": (
-        "cgkit needs forward as one graph. Rewrite that line so that it does not depend on a tensor's values or on "
-        "what Dynamo cannot follow; or move it out of forward; or hide it in an operator (cgkit.register_op), "
-        "which is not looked into"
+        "cgkit needs forward as one graph. Rewrite that line so that it does not depend on a tensor's values "
+        "or on what Dynamo cannot follow; or move it out of forward; or hide it in an operator "
+        "(cgkit.register_op), which is not looked into"
     ),
     "ConstraintViolationError": (
-        "that line needs one fixed size. Take the size from the tensor (x.shape[0], or -1 in view) instead of a "
-        "number; or, if it really never changes, leave that dimension out of dynamic_arg_dims"
+        "that line needs one fixed size. Take the size from the tensor (x.shape[0], or -1 in view) "
+        "instead of a number; or, if it really never changes, leave that dimension out of dynamic_arg_dims"
     ),
     "TorchRuntimeError": (
-        "the line fails on these shapes: call the model eagerly with the same arguments. (Dynamic dimensions of "
-        "size 0 or 1 are traced as 2; two arguments that must agree in size both need their dimension in "
+        "the line fails on these shapes: call the model eagerly with the same arguments. (Dynamic dimensions "
+        "of size 0 or 1 are traced as 2; two arguments that must agree in size both need their dimension in "
         "dynamic_arg_dims)"
     ),
 }
@@ -37,8 +41,9 @@ def explain(error: Exception, model: str, forward: Callable[..., Any]) -> TraceE
         return error
     frames = _frames(error)
     where = innermost_outside_torch(frames)
-    if where is None:
-        code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    if where is None or torch_hooks.is_library_file(where[0]):
+        function = inspect.unwrap(getattr(forward, "__func__", forward))
+        code = getattr(function, "__code__", None)
         where = (code.co_filename, code.co_firstlineno, f"(in {model}.forward)") if code else ("?", 0, "")
     file, line, text = where
     message = [
@@ -70,6 +75,8 @@ def _reason(error: Exception) -> str:
 
 
 def _advice(error: Exception) -> str:
+    if "raised exception" in str(error):
+        return "call the model eagerly with the same arguments: the same line fails there"
     for cls in type(error).__mro__:
         if cls.__name__ in _ADVICE:
             return _ADVICE[cls.__name__]

@@ -8,10 +8,11 @@ called for the first time.
 
 from __future__ import annotations
 
+import dis
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from cgkit.tracing.failures import explain
 from cgkit.tracing.traced_graph import (
     GraphInput,
     GuardFilterExecutor,
-    StopTrace,
     TracedGraph,
+    TraceFinishedError,
     plain_source,
 )
 from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
@@ -82,11 +83,12 @@ def trace(
         signature=signature,
         passed=tuple(signature.bind(*args, **kwargs).arguments),
     )
+    take.self_name = wrapper.self_name
     started = time.perf_counter()
     try:
         with torch.no_grad(), torch_hooks.quiet_loggers(), wrapper.hooked():
             wrapper.compiled_callable(*traced_args, **traced_kwargs)
-    except StopTrace:
+    except TraceFinishedError:
         pass
     except Exception as error:
         wrapper.forget()
@@ -98,6 +100,7 @@ def trace(
         raise TraceError(_nothing_came(name))
 
     traced = take.traced_graph(wrapper, arguments, tuple(enlarged), dispatch, time.perf_counter() - started)
+    take.let_go()
     if dispatch == "bytecode":
         wrapper.forget()  # Dynamo's entry and its guards are needed no more
     if check_buffer_writes:
@@ -147,9 +150,9 @@ def _check_labels(name: str, labels: Mapping[int, Any], arguments: Arguments) ->
 
 def _nothing_came(name: str) -> str:
     return (
-        f"Dynamo made no graph of {name}.forward. Either it computes nothing on tensors, or Dynamo is switched "
-        "off (TORCHDYNAMO_DISABLE / TORCH_COMPILE_DISABLE, torch.compiler.set_stance('force_eager'), or "
-        "@torch.compiler.disable on forward)"
+        f"Dynamo made no graph of {name}.forward. Either it computes nothing on tensors, or Dynamo is off: "
+        "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE, torch.compiler.set_stance('force_eager'), or "
+        "@torch.compiler.disable on forward"
     )
 
 
@@ -157,23 +160,31 @@ class _GraphTaker:
     """The backend of the one trace: keeps the graph, the fake examples and the context."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
-        self.model = model
+        self.model: nn.Module | None = model
         self.name = name
+        self.self_name = "self"  # what forward calls its first parameter
         self.executor = GuardFilterExecutor(name)
         self.graph_module: fx.GraphModule | None = None
+        self.taken = False
 
-    def __call__(self, graph_module: fx.GraphModule, examples: list[Any], **options: Any) -> Callable[..., Any]:
-        if self.graph_module is not None:
+    def __call__(
+        self, graph_module: fx.GraphModule, examples: list[Any], **options: Any
+    ) -> Callable[..., Any]:
+        if self.taken:
             raise self.executor.traced_again()
+        self.taken = True
         context = torch_hooks.tracing_context()
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         owned = _Owned(self.model)
         self.examples = [torch_hooks.fake_example(example, context) for example in examples]
         self.inputs = [
-            _graph_input(index, node, example, fake, owned)
+            _graph_input(index, node, example, fake, owned, self.self_name)
             for index, (node, example, fake) in enumerate(zip(placeholders, examples, self.examples))
         ]
-        self.side_effects = tuple(torch_hooks.dynamo_side_effects())
+        self.side_effects = tuple(
+            replace(effect, target=plain_source(effect.target, self.self_name))
+            for effect in torch_hooks.dynamo_side_effects()
+        )
         self.context = context
         self.graph_module = graph_module
         return self.executor.run
@@ -211,6 +222,11 @@ class _GraphTaker:
             executor=self.executor if dispatch == "guard_filter" else None,
         )
 
+    def let_go(self) -> None:
+        """Dynamo keeps every backend it has seen for good; what this one took must not stay with it."""
+        self.model = self.graph_module = self.context = None
+        self.examples, self.inputs, self.side_effects = [], [], ()
+
 
 class _Owned:
     """Which tensors a model holds, by identity."""
@@ -221,21 +237,19 @@ class _Owned:
         self.buffers = {id(tensor) for tensor in model.buffers()} if module else set()
 
 
-_ROOT = re.compile(r"L\['([^']+)'\]")
-
-
-def _graph_input(index: int, node: fx.Node, example: Any, fake: Any, owned: _Owned) -> GraphInput:
-    source = plain_source(torch_hooks.placeholder_source(node))
+def _graph_input(
+    index: int, node: fx.Node, example: Any, fake: Any, owned: _Owned, self_name: str
+) -> GraphInput:
+    source = plain_source(torch_hooks.placeholder_source(node), self_name)
     tensor = isinstance(fake, torch.Tensor)
     shape = tuple(fake.shape) if tensor else (fake,)
-    root = _ROOT.search(source)
     if not tensor:
         kind = "symint" if isinstance(fake, torch.SymInt) else "argument"
     elif id(example) in owned.parameters:
         kind = "parameter"
     elif id(example) in owned.buffers:
         kind = "buffer"
-    elif root and root.group(1) == "self":
+    elif source.startswith("L['self']"):
         kind = "attribute"
     else:
         kind = "argument" if source.startswith("L[") else "other"
@@ -244,7 +258,9 @@ def _graph_input(index: int, node: fx.Node, example: Any, fake: Any, owned: _Own
         name=node.name,
         kind=kind,
         source=source,
-        dynamic_dims=tuple(dim for dim, size in enumerate(shape) if tensor and isinstance(size, torch.SymInt)),
+        dynamic_dims=tuple(
+            dim for dim, size in enumerate(shape) if tensor and isinstance(size, torch.SymInt)
+        ),
         shape=tuple(str(size) for size in shape),
         dtype=fake.dtype if tensor else None,
         device=fake.device if tensor else None,
@@ -253,11 +269,9 @@ def _graph_input(index: int, node: fx.Node, example: Any, fake: Any, owned: _Own
 
 def _refuse_global_writes(name: str, code: Any) -> None:
     """The bytecode runs with globals of its own, so that ``global x; x = ...`` would not be seen."""
-    import dis
-
     written = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
     if written:
         raise TraceError(
-            f"{name}.forward assigns the global {', '.join(sorted(written))}: compiled code does not run that "
-            "statement at a replay. Return the value instead, or keep it in a register_op operator"
+            f"{name}.forward assigns the global {', '.join(sorted(written))}: compiled code does not run "
+            "that statement at a replay. Return the value instead, or keep it in a register_op operator"
         )

@@ -176,7 +176,7 @@ class TracedGraph(Shown):
         return "\n".join(lines)
 
 
-class StopTrace(Exception):
+class TraceFinishedError(Exception):
     """Raised where the graph would be called for the first time: the trace is done, nothing runs."""
 
 
@@ -196,7 +196,7 @@ class GuardFilterExecutor:
         """What the backend returned: called by Dynamo's bytecode with the graph's inputs."""
         execute = getattr(self._local, "execute", None)
         if execute is None:
-            raise StopTrace
+            raise TraceFinishedError
         return execute(*inputs)
 
     def traced_again(self) -> TraceError:
@@ -231,7 +231,9 @@ class GuardFilterExecutor:
 
 _CALLS = ("call_function", "call_method", "call_module")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?[ \t]*([^\n]*)')
-_REGISTERED = re.compile(r"(?:\.__dict__\['_(?:modules|parameters|buffers)'\]|\._(?:modules|parameters|buffers))\['([^']+)'\]")
+_REGISTERED = re.compile(
+    r"(?:\.__dict__\['_(?:modules|parameters|buffers)'\]|\._(?:modules|parameters|buffers))\['([^']+)'\]"
+)
 
 
 def operator_name(node: fx.Node) -> str:
@@ -240,7 +242,7 @@ def operator_name(node: fx.Node) -> str:
         return ""
     if isinstance(node.target, str):
         return node.target
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(node.target, (torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))
 
@@ -257,6 +259,11 @@ def innermost_outside_torch(frames: Sequence[tuple[str, int, str]]) -> tuple[str
     return outside[-1] if outside else (frames[-1] if frames else None)
 
 
-def plain_source(source: str) -> str:
-    """``L['self'].__dict__['_modules']['embed']._parameters['weight']`` as ``L['self'].embed.weight``."""
-    return _REGISTERED.sub(r".\1", source)
+def plain_source(source: str, self_name: str = "self") -> str:
+    """``L['self'].__dict__['_modules']['embed']._parameters['weight']`` as ``L['self'].embed.weight``.
+
+    ``self_name``: what forward calls its first parameter, if it is not "self".
+    """
+    plain = _REGISTERED.sub(r".\1", source)
+    root = f"L['{self_name}']"
+    return "L['self']" + plain.removeprefix(root) if plain.startswith(root) else plain

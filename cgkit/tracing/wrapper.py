@@ -66,11 +66,18 @@ class TorchCompileWrapperWithCustomDispatcher:
         self._local = threading.local()
         self.original_code_object: CodeType = self._function.__code__
         self.compiled_codes: list[CodeType] = []
-        options = {"guard_filter_fn": torch_hooks.drop_all_guards} if skip_guards else None
+        options: dict[str, Any] | None = (
+            {"guard_filter_fn": torch_hooks.drop_all_guards} if skip_guards else None
+        )
         target = self._function if self._owner is None else types.MethodType(self._function, self._owner)
         self.compiled_callable = torch.compile(
             target, backend=backend, fullgraph=True, dynamic=False, options=options
         )
+
+    @property
+    def self_name(self) -> str:
+        """What ``forward`` calls its first parameter ("" if it is not bound)."""
+        return "" if self._owner is None else self.original_code_object.co_varnames[0]
 
     def bytecode_hook(self, old_code: CodeType, new_code: CodeType) -> None:
         """Dynamo's callback after each compilation in the process: keeps what was made of our code."""
@@ -127,7 +134,9 @@ class TorchCompileWrapperWithCustomDispatcher:
             TraceError: there is no such compilation, or its bytecode calls no graph.
         """
         if not 0 <= index < len(self.compiled_codes):
-            raise TraceError(f"no compilation {index}: {len(self.compiled_codes)} were made; call the model first")
+            raise TraceError(
+                f"no compilation {index}: {len(self.compiled_codes)} were made; call the model first"
+            )
         bound = unguarded(self.compiled_codes[index], self._function, execute)
         return bound if self._owner is None else types.MethodType(bound, self._owner)
 
@@ -144,7 +153,8 @@ def unguarded(code: CodeType, original: FunctionType, execute: Callable[..., Any
     module when it is reset.
     """
     names = _global_names(code)
-    scope = {name: original.__globals__[name] for name in names if name in original.__globals__}
+    known = original.__globals__
+    scope = {name: torch_hooks.lean_global(known[name]) for name in names if name in known}
     scope["__builtins__"] = original.__globals__.get("__builtins__", __builtins__)
     scope["__name__"] = original.__globals__.get("__name__", __name__)
     if execute is not None:
@@ -162,7 +172,9 @@ def compiled_name(code: CodeType) -> str:
     """
     names = [name for name in code.co_names if name.startswith(torch_hooks.COMPILED_FN_PREFIX)]
     if len(names) != 1:
-        raise TraceError(f"Dynamo's bytecode calls {len(names)} graphs ({', '.join(names) or 'none'}); expected one")
+        raise TraceError(
+            f"Dynamo's bytecode calls {len(names)} graphs ({', '.join(names) or 'none'}); expected one"
+        )
     return names[0]
 
 

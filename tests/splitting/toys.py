@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import torch
@@ -101,10 +102,8 @@ def dynamo_graph(function, *args, dynamic=(0,)):
     for index in dynamic:
         torch._dynamo.mark_dynamic(args[index], 0)
     with torch.no_grad():
-        try:
+        with contextlib.suppress(_Captured):
             torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args)
-        except _Captured:
-            pass
     (graph,) = seen
     return graph
 

@@ -1,0 +1,7 @@
+"""``python -m cgkit`` is ``cgkit``."""
+
+import sys
+
+from cgkit.cli import main
+
+sys.exit(main())

@@ -1,0 +1,139 @@
+"""Where tensors lie, and the error when one has moved.
+
+A recorded graph reads the addresses that it was recorded with. A tensor that moved is not noticed:
+the replay reads what is left at the old place (vLLM PR#53915: garbage tokens, no error). The article
+checks only in debug runs (heading "捕获一次的成本与 weak ref 技巧", the cost of one capture and the
+weak-ref trick); cgkit checks what is cheap at every replay, and the weights at the lock.
+
+Cheap means: which tensors there are, and how they are reached, is found once, at recording, and
+becomes one generated expression; a replay evaluates it and compares two tuples of integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from cgkit.errors import MovedInputError, ReplayError
+
+Addresses = tuple[int, ...]
+_MAX_DEPTH = 6
+
+
+def tensor_leaves(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in ``value`` with the Python expression that reaches each from ``path``.
+
+    Looks into tuples, lists, dicts with plain keys, dataclasses and plain objects with attributes
+    (attention metadata is whatever the operators expect); not into modules, classes or functions.
+    """
+    yield from _leaves(value, path, 0)
+
+
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif depth < _MAX_DEPTH:
+        for step, child in children(value):
+            yield from _leaves(child, path + step, depth + 1)
+
+
+def children(value: Any) -> Iterable[tuple[str, Any]]:
+    """What lies directly in the container ``value``, each with the text that reaches it."""
+    if isinstance(value, (tuple, list)):
+        return [(f"[{index}]", child) for index, child in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", child) for key, child in value.items() if isinstance(key, (str, int))]
+    if is_record(value):
+        return [(f".{name}", child) for name, child in attributes(value).items() if name.isidentifier()]
+    return ()
+
+
+def is_record(value: Any) -> bool:
+    """Whether ``value`` is a plain object whose attributes are its content."""
+    if isinstance(value, (type, ModuleType, torch.nn.Module)) or callable(value):
+        return False
+    plain = type(value).__module__.split(".")[0] not in ("torch", "numpy", "builtins")
+    return (
+        isinstance(value, SimpleNamespace)
+        or dataclasses.is_dataclass(value)
+        or (plain and hasattr(value, "__dict__"))
+    )
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes of a record, those of a dataclass with slots included."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+    return vars(value)
+
+
+class AddressReader:
+    """Reads the addresses of the same tensors again and again.
+
+    ``roots`` are the names under which values are handed to ``read`` (in that order), ``paths`` the
+    expressions found by :func:`tensor_leaves`, each beginning with a root's name.
+    """
+
+    __slots__ = ("names", "paths", "read", "roots")
+
+    def __init__(self, roots: Sequence[str], paths: Sequence[str], names: Sequence[str] = ()) -> None:
+        self.roots, self.paths = tuple(roots), tuple(paths)
+        self.names = tuple(names) or self.paths  # as shown in an error
+        body = "".join(f"{path}.data_ptr(), " for path in self.paths)
+        source = f"lambda {', '.join(self.roots)}: ({body})"
+        self.read: Callable[..., Addresses] = eval(source, {"__builtins__": {}})  # our own text
+
+    def moved(self, where: str, recorded: Addresses, *values: Any) -> MovedInputError:
+        """The error for the first of the tensors that is not where it was recorded."""
+        for name, old, new in zip(self.names, recorded, self.read(*values)):
+            if old != new:
+                return moved_input(where, name, old, new)
+        raise AssertionError("nothing has moved")  # the caller compared before
+
+    def changed(self, where: str, error: Exception) -> ReplayError:
+        """The error for arguments that are built otherwise than those of the recording."""
+        return ReplayError(
+            f"{where}: the arguments are built otherwise than when it was recorded ({type(error).__name__}: "
+            f"{error}); tensors were expected at {', '.join(self.names)}. Pass the same structure, "
+            "or capture again"
+        )
+
+
+def moved_input(where: str, name: str, old: int, new: int) -> MovedInputError:
+    """The error for one tensor that moved from ``old`` to ``new``."""
+    return MovedInputError(
+        f"{where}: input {name} was recorded at address {old:#x} and now lies at {new:#x}; a replay "
+        "would read "
+        "what is left at the old address. Write into the recorded buffer instead (`buffer.copy_(value)`), "
+        "let cgkit copy (cudagraph_copy_inputs=True), or capture again"
+    )
+
+
+class WeightLedger:
+    """The addresses of everything that graphs hold and no step passes: parameters, buffers, attributes.
+
+    ``find`` lists them by name, as they are at the moment. Compared when capturing ends (the lock)
+    and, under debug, at each step: loading a checkpoint into new tensors after capture is the
+    classic way to serve the old weights for ever.
+    """
+
+    def __init__(self, find: Callable[[], Sequence[tuple[str, torch.Tensor]]]) -> None:
+        self._find = find
+        self.names, self.addresses = self._read()
+
+    def _read(self) -> tuple[tuple[str, ...], Addresses]:
+        found = list(self._find())
+        return tuple(name for name, _ in found), tuple(tensor.data_ptr() for _, tensor in found)
+
+    def check(self, where: str) -> None:
+        """Raises MovedInputError if a weight lies elsewhere than when the ledger was made."""
+        names, addresses = self._read()
+        if addresses == self.addresses:
+            return
+        for name, old, new in zip(names, self.addresses, addresses):
+            if old != new:
+                raise moved_input(where, name, old, new)

@@ -1,0 +1,203 @@
+"""Stage 4: ``capture(compiled, sizes) -> CapturedGraphs``.
+
+Implements the article's "capture_model：runner 侧的编排" (capture_model: orchestration on the runner's
+side), without the runner: large to small, so that small graphs live in the memory of the large;
+warm-ups that record nothing first; the garbage collector held off; the lock at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgkit import events
+from cgkit.capturing.captured import CapturedGraphs, device_of
+from cgkit.capturing.out_of_memory import capture_out_of_memory
+from cgkit.capturing.platform import GraphPlatform, get_platform, peak_bytes, reserved_bytes, session
+from cgkit.capturing.sizes import CaptureSizes
+from cgkit.capturing.static_inputs import StaticInputs, as_call
+from cgkit.capturing.wrapper import CUDAGraphOptions, gc_held_off
+from cgkit.config import CUDAGraphMode
+from cgkit.errors import CaptureError, CaptureOutOfMemoryError
+from cgkit.forward_context import BatchDescriptor, current_forward_context, set_forward_context
+
+if TYPE_CHECKING:
+    from cgkit.compiling import CompiledGraph
+
+Plan = list[tuple[CUDAGraphMode, BatchDescriptor]]
+
+
+def capture(
+    compiled: CompiledGraph,
+    sizes: CaptureSizes | Sequence[int] | str | None = None,
+    *,
+    mode: CUDAGraphMode | str | None = None,
+    platform: GraphPlatform | str | None = None,
+    pool: Any = None,
+    make_inputs: Callable[[int], Any] | None = None,
+    context: Any = None,
+    num_warmups: int | None = None,
+    uniform_sizes: Sequence[int] | None = None,
+    clone_outputs: bool = True,
+    weak_outputs: bool = True,
+) -> CapturedGraphs:
+    """Records ``compiled`` at each size and locks it.
+
+    Nothing of the model's result is computed while recording, but warm-ups run it, and in PIECEWISE
+    mode the splitting operators between the recorded pieces run too, on outputs that hold no result
+    yet. So ``context`` must give them metadata that points at no real state (no real KV slot).
+
+    Args:
+        sizes: token counts, a ladder's name, or None: what ``compiled.config`` says.
+        mode: None: what ``compiled.config`` says. A composite records both of its modes.
+        platform: a platform, its name, or None: what ``compiled.config`` says.
+        pool: share the pool of other graphs of the same platform; None: a pool of its own.
+        make_inputs: ``num_tokens`` -> the model's arguments (a tensor, a tuple, or a dict of keywords).
+            None: zeros shaped like the first call's. With ``cudagraph_copy_inputs=False`` these are
+            the very buffers that later calls pass.
+        context: the ``attn_metadata`` while recording: a function of the :class:`BatchDescriptor`, or a
+            value. None: that of the forward context around this call. In FULL mode its tensors are
+            recorded too: later steps must pass the same ones.
+        num_warmups: unrecorded runs before each recording; None: what the config says.
+        uniform_sizes: limits the sizes of uniform decode batches where they are recorded apart.
+        clone_outputs, weak_outputs: see :class:`CapturedGraphs` and :class:`CUDAGraphOptions`.
+
+    Raises:
+        CaptureError: something cannot be recorded; what was recorded is freed.
+        CaptureOutOfMemoryError: memory ran out; says how far it came and what would fit.
+        ConfigError: sizes, mode or platform make no sense here.
+        MovedInputError: a weight was moved between the first recording and the lock.
+    """
+    config = compiled.config
+    resolved = CaptureSizes.resolve(config, sizes)
+    chosen = config.mode if mode is None else CUDAGraphMode.parse(mode, "mode")
+    if platform is None or isinstance(platform, str):
+        platform = get_platform(platform or config.graph_platform, device_of(compiled))
+    options = CUDAGraphOptions(debug=config.debug, weak_outputs=weak_outputs)
+    captured = CapturedGraphs(compiled, resolved, chosen, platform, pool, options)
+    captured.clone_outputs = clone_outputs
+    warmups = config.cudagraph_num_of_warmups if num_warmups is None else num_warmups
+    if not chosen:
+        return captured
+    outer = current_forward_context()
+    metadata = outer.attn_metadata if context is None and outer is not None else context
+    was_locked, captured.lock.locked = captured.lock.locked, False
+    try:
+        _Capture(captured, metadata, warmups).run(make_inputs, uniform_sizes)
+    except BaseException:
+        captured.lock.locked = was_locked
+        captured.free()
+        raise
+    return captured
+
+
+class _Capture:
+    """One pass over all modes and sizes."""
+
+    def __init__(self, captured: CapturedGraphs, metadata: Any, num_warmups: int) -> None:
+        self.captured, self.metadata, self.num_warmups = captured, metadata, num_warmups
+        self.model = captured.compiled.model_name
+
+    def run(self, make_inputs: Callable[[int], Any] | None, uniform_sizes: Sequence[int] | None) -> None:
+        captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
+        with session(platform), torch.no_grad(), gc_held_off():
+            started = time.perf_counter()
+            inputs = captured.inputs = self._make_inputs(make_inputs)
+            captured.open_ledger()
+            plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
+            self._learn_output_dims(plan)
+            self._record_all(plan)
+            inputs.restore()
+            captured.check_weights()
+            captured.dispatcher.initialize_cudagraph_keys(plan)
+            captured.lock.locked = True
+            platform.synchronize()
+            captured.seconds = time.perf_counter() - started
+        captured.peak_allocated_bytes = peak_bytes(platform, pool)
+        events.emit(
+            events.CaptureFinished(
+                self.model,
+                captured.num_graphs,
+                platform.emulated,
+                captured.seconds,
+                platform.pool_bytes(pool).reserved,
+                captured.peak_allocated_bytes,
+            )
+        )
+
+    def _make_inputs(self, make_inputs: Callable[[int], Any] | None) -> StaticInputs:
+        captured, model_inputs = self.captured, self.captured.model_inputs
+        copying = captured.compiled.config.cudagraph_copy_inputs
+        if make_inputs is None and not copying:
+            raise CaptureError(
+                "cudagraph_copy_inputs=False: the graphs read the caller's own buffers, so give them with "
+                "make_inputs=lambda num_tokens: (buffer[:num_tokens], ...)"
+            )
+        make = make_inputs or model_inputs.default_inputs
+        largest = captured.sizes.largest
+        return StaticInputs(make, model_inputs.dims_of, model_inputs.canonical, largest, copying)
+
+    def _learn_output_dims(self, plan: Plan) -> None:
+        """With a single size, one more run at another size tells which output dimensions follow it."""
+        size = self.captured.sizes.largest
+        copying = self.captured.compiled.config.cudagraph_copy_inputs
+        if len({key.num_tokens for _, key in plan}) != 1 or not copying:
+            return
+        other = BatchDescriptor(size - 1 if size > 1 else 2)
+        assert self.captured.inputs is not None
+        try:
+            made = self.captured.inputs.make_inputs(other.num_tokens)
+        except Exception:  # it need not know other sizes: then the first dimension of that size is taken
+            return
+        args, kwargs = self.captured.model_inputs.canonical(*as_call(made))
+        with set_forward_context(self._metadata_for(other)):
+            self.captured.note_output(other.num_tokens, self.captured.run(*args, **kwargs))
+
+    def _record_all(self, plan: Plan) -> None:
+        for done, (mode, key) in enumerate(plan):
+            events.emit(events.Progress("capturing", done, len(plan), f"{mode.name} {key.num_tokens}"))
+            failed: BaseException | None = None
+            try:
+                self._record(mode, key, first=done == 0)
+            except (torch.OutOfMemoryError, CaptureOutOfMemoryError) as error:
+                # Without its traceback, whose frames hold what was allocated last.
+                failed = error.with_traceback(None)
+                failed.__context__ = None
+            if failed is not None:
+                raise self._out_of_memory(failed, plan, done) from failed
+        events.emit(events.Progress("capturing", len(plan), len(plan)))
+
+    def _record(self, mode: CUDAGraphMode, key: BatchDescriptor, first: bool) -> None:
+        captured = self.captured
+        assert captured.inputs is not None
+        args, kwargs = captured.inputs.at(key.num_tokens)
+        metadata = self._metadata_for(key)
+        for _ in range(max(self.num_warmups, first and self._must_run_first())):
+            with set_forward_context(metadata, batch_descriptor=key):
+                captured.run(*args, **kwargs)
+        events.emit(events.CaptureTriggered(mode.name, key.num_tokens, key.uniform_decode))
+        with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+            output = captured.run(*args, **kwargs)
+        captured.note_output(key.num_tokens, output)
+
+    def _must_run_first(self) -> bool:
+        """A backend's very first run takes the general shape; it must not be the recorded one."""
+        return any(b.compile_sizes and not b.first_run_finished for b in self.captured.compiled.backends)
+
+    def _metadata_for(self, key: BatchDescriptor) -> Any:
+        return self.metadata(key) if callable(self.metadata) else self.metadata
+
+    def _out_of_memory(self, error: BaseException, plan: Plan, done: int) -> CaptureOutOfMemoryError:
+        captured = self.captured
+        free_bytes = getattr(captured.platform, "free_bytes", None)
+        return capture_out_of_memory(
+            error,
+            plan[done],
+            plan[:done],
+            captured.sizes.sizes,
+            reserved_bytes(captured.platform, captured.pool),
+            free_bytes() if free_bytes is not None else None,
+        )

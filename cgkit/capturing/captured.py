@@ -1,0 +1,298 @@
+"""The artefact of stage 4: every recorded graph of a model, behind one call.
+
+Implements the run-time half of the article's "运行时包装：copy inputs 到静态缓冲区" (copying inputs to
+static buffers) and of "两层封装" (FULL wrappers around PIECEWISE ones: only the one whose mode the
+step names is awake).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgkit.capturing.addresses import WeightLedger, tensor_leaves
+from cgkit.capturing.dispatcher import CudagraphDispatcher
+from cgkit.capturing.model_inputs import ModelInputs
+from cgkit.capturing.platform import GraphPlatform, PoolBytes
+from cgkit.capturing.sizes import CaptureSizes
+from cgkit.capturing.static_inputs import StaticInputs, replace_tensors
+from cgkit.capturing.wrapper import CUDAGraphOptions, CUDAGraphWrapper
+from cgkit.config import CUDAGraphMode
+from cgkit.display import Shown
+from cgkit.errors import CaptureError, ReplayError
+from cgkit.forward_context import CaptureLock, current_forward_context, set_forward_context
+
+if TYPE_CHECKING:
+    from cgkit.compiling import CompiledGraph, PiecewiseBackend
+
+_alive: weakref.WeakSet[CapturedGraphs] = weakref.WeakSet()
+
+
+class CapturedGraphs(Shown):
+    """A compiled model with its recorded graphs; made by :func:`cgkit.capture`. Call it like the model.
+
+    Two ways in. **Calling it** is the safe one: arguments of any size are copied into the static
+    buffers, padded to a recorded size, dispatched and replayed, and the outputs are cut back and (with
+    ``clone_outputs``) copied out, because the next replay overwrites them. Above the largest size the
+    model runs compiled, without a graph. :attr:`run` is the bare one, for a runner that owns its
+    buffers, pads, and sets the forward context itself: nothing stands between it and the replays.
+
+    One thread at a time: the buffers are shared by all calls.
+
+    Attributes:
+        compiled, platform, pool, sizes, mode, dispatcher, lock: what it is made of.
+        run: like the model, without copying, padding or gradients; takes mode and key from the
+            forward context; its outputs are overwritten by the next replay.
+        pieces: the PIECEWISE wrappers in order (empty if that mode is not recorded).
+        full: the FULL wrapper around them all, or None.
+        clone_outputs: copy outputs out of the graphs' memory (default). False shows the hazard.
+        seconds: what recording took, warm-ups included (clearing the device's caches before it not).
+        peak_allocated_bytes: the most memory in use at once meanwhile.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        sizes: CaptureSizes,
+        mode: CUDAGraphMode,
+        platform: GraphPlatform,
+        pool: Any,
+        options: CUDAGraphOptions,
+    ) -> None:
+        self.compiled, self.sizes, self.mode, self.platform = compiled, sizes, mode, platform
+        self.pool = platform.new_pool() if pool is None else pool
+        self._own_pool = pool is None
+        self.lock: CaptureLock = compiled.lock
+        self.dispatcher = CudagraphDispatcher(mode, sizes)
+        self.model_inputs = ModelInputs(compiled)
+        self.inputs: StaticInputs | None = None
+        self.weights: WeightLedger | None = None
+        self.clone_outputs = True
+        self.seconds = 0.0
+        self.peak_allocated_bytes = 0
+        self.pieces: list[CUDAGraphWrapper] = []
+        self.full: CUDAGraphWrapper | None = None
+        self._options = options
+        self._check = self.model_inputs.checker()
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._output_dims: dict[str, tuple[int, ...]] = {}
+        self.run: Callable[..., Any] = self._wrap()
+        _alive.add(self)
+
+    # --- wrapping --------------------------------------------------------------------------------
+
+    def _wrap(self) -> Callable[..., Any]:
+        """The model's callable with PIECEWISE wrappers inside and a FULL one around, as the mode wants."""
+        piecewise = self.mode.has_mode(CUDAGraphMode.PIECEWISE)
+        run = self.compiled.bind(self.compiled.stitch(self._wrap_piece if piecewise else None))
+        if self.mode.has_mode(CUDAGraphMode.FULL):
+            options = self._with(weak_ref_output=True, check_metadata=True)
+            self.full = CUDAGraphWrapper(
+                run, CUDAGraphMode.FULL, self.platform, self.pool,
+                name=self.compiled.model_name, lock=self.lock, options=options,
+            )  # fmt: skip
+            run = self.full
+        return self._checking_weights(run) if self._options.debug else run
+
+    def _wrap_piece(self, backend: PiecewiseBackend) -> Callable[..., Any]:
+        names = backend.piece.input_names
+        options = self._with(
+            weak_ref_output=backend.is_last_graph,
+            checked=self.model_inputs.activations(names),
+            arg_names=tuple(names),
+        )
+        wrapper = CUDAGraphWrapper(
+            backend, CUDAGraphMode.PIECEWISE, self.platform, self.pool,
+            name=backend.name, lock=self.lock, options=options,
+        )  # fmt: skip
+        self.pieces.append(wrapper)
+        return wrapper.call
+
+    def _with(self, **changes: Any) -> CUDAGraphOptions:
+        from dataclasses import replace
+
+        return replace(self._options, **changes)
+
+    def _checking_weights(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            context = current_forward_context()
+            if self.lock.locked and context is not None and context.cudagraph_runtime_mode:
+                self.check_weights()
+            return run(*args, **kwargs)
+
+        return checked
+
+    @property
+    def wrappers(self) -> list[CUDAGraphWrapper]:
+        """All wrappers: those of the pieces, then the one around them."""
+        return [*self.pieces, *([self.full] if self.full else [])]
+
+    # --- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on arguments of any size; see the class.
+
+        The attention metadata, and whether the batch is uniform decode, are taken from the forward
+        context around the call, if there is one. What padded rows compute is cut off; a model whose
+        operators mix rows must mask them through that metadata.
+
+        Raises:
+            ReplayError: the arguments do not fit what was recorded, or the graphs were freed.
+            MovedInputError: without ``cudagraph_copy_inputs``, a buffer is not where it was.
+        """
+        if self.inputs is None:
+            return self.run(*args, **kwargs)
+        args, kwargs = self.model_inputs.canonical(args, kwargs)
+        self._check(args, kwargs)
+        tensors = self.inputs.tensors(args, kwargs)
+        num_tokens = self.inputs.num_tokens(args, kwargs)
+        outer = current_forward_context()
+        metadata, described = (outer.attn_metadata, outer.batch_descriptor) if outer else (None, None)
+        uniform = described is not None and described.uniform_decode
+        mode, key, padded = self.dispatcher.route(num_tokens, uniform)
+        with torch.no_grad():
+            if key is None:
+                self.inputs.check_static(tensors)
+                with set_forward_context(metadata):
+                    return self.run(*args, **kwargs)
+            if self.inputs.copy_inputs:
+                args, kwargs = self.inputs.fill(padded, tensors)
+            elif padded != num_tokens:
+                raise ReplayError(
+                    f"{num_tokens} tokens are no recorded size ({padded} is the next), and with "
+                    "cudagraph_copy_inputs=False cgkit has no buffers to pad in: pass your own "
+                    "buffers' first "
+                    f"{padded} rows, or leave cudagraph_copy_inputs on"
+                )
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                output = self.run(*args, **kwargs)
+            return self._cut(output, num_tokens, padded)
+
+    def _cut(self, output: Any, num_tokens: int, padded: int) -> Any:
+        """The outputs without their padded rows, copied out of the graphs' memory if wanted."""
+        into = {}
+        for path, tensor in tensor_leaves(output, "output"):
+            cut = tensor
+            if num_tokens < padded:
+                for dim in self._dims_at(path, tensor, padded):
+                    cut = cut.narrow(dim, 0, num_tokens)
+            into[id(tensor)] = cut.clone() if self.clone_outputs else cut
+        return replace_tensors(output, into)
+
+    def _dims_at(self, path: str, tensor: torch.Tensor, padded: int) -> tuple[int, ...]:
+        if self._output_dims:
+            return self._output_dims.get(path, ())
+        return tuple(dim for dim, size in enumerate(tensor.shape) if size == padded)[:1]
+
+    def note_output(self, num_tokens: int, output: Any) -> None:
+        """Learns from one size's output; two sizes tell which dimensions follow the token count.
+
+        With one size only, the first dimension of that size is taken for it.
+        """
+        self._shapes[num_tokens] = {
+            path: tuple(tensor.shape) for path, tensor in tensor_leaves(output, "output")
+        }
+        if len(self._shapes) > 1:
+            self._output_dims = {
+                path: tuple(
+                    dim
+                    for dim in range(len(shape))
+                    if all(dim < len(s.get(path, ())) and s[path][dim] == n for n, s in self._shapes.items())
+                )
+                for path, shape in self._shapes[num_tokens].items()
+            }
+
+    # --- checking --------------------------------------------------------------------------------
+
+    def open_ledger(self) -> None:
+        """Notes where the weights lie, before anything is recorded."""
+        self.weights = WeightLedger(self._find_weights)
+
+    def _find_weights(self) -> list[tuple[str, torch.Tensor]]:
+        if self.inputs is None:
+            return []
+        args, kwargs = self.inputs.at(self.inputs.largest)
+        return self.model_inputs.weights(args, kwargs)
+
+    def check_weights(self) -> None:
+        """Raises MovedInputError if a weight is no longer where the graphs read it."""
+        if self.weights is not None:
+            self.weights.check(f"{self.compiled.model_name}, weights of the recorded graphs")
+
+    # --- ending ----------------------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Drops the graphs and gives the pool back (one that was handed in stays with its owner).
+
+        Calls raise afterwards; the compiled model works on.
+        """
+        for wrapper in self.wrappers:
+            wrapper.clear()
+        self.dispatcher.clear()
+        self.inputs = self.weights = None
+        if self._own_pool:
+            self.platform.free(self.pool)
+        self.run = _freed(self.compiled.model_name)
+        _alive.discard(self)
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs are recorded."""
+        return sum(len(wrapper.entries) for wrapper in self.wrappers)
+
+    @property
+    def pool_bytes(self) -> PoolBytes:
+        """What the pool takes now."""
+        return self.platform.pool_bytes(self.pool)
+
+    def to_frame(self) -> Any:
+        """A row a graph: name, mode, num_tokens, uniform_decode, nodes, checked_inputs, seconds,
+        pool_growth_bytes, emulated."""
+        import pandas as pd
+
+        rows = [wrapper.row(entry) for wrapper in self.wrappers for entry in wrapper.entries.values()]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        kind = "emulated" if self.platform.emulated else self.platform.name
+        lines = [
+            f"CapturedGraphs of {self.compiled.model_name}: {self.num_graphs} {kind} graphs in mode "
+            f"{self.mode.name}, recorded in {self.seconds:.2f} s",
+            f"  {self.sizes!r}",
+        ]
+        if self.num_graphs:
+            pool = self.pool_bytes
+            lines.append(f"  one pool: {pool.reserved:,} bytes reserved, {pool.allocated:,} allocated")
+        return "\n".join(lines)
+
+
+def _freed(model: str) -> Callable[..., Any]:
+    def raise_freed(*args: Any, **kwargs: Any) -> Any:
+        raise ReplayError(f"the graphs of {model} were freed: capture again")
+
+    return raise_freed
+
+
+def free_all() -> int:
+    """Frees every :class:`CapturedGraphs` that is alive; returns how many there were."""
+    captured = list(_alive)
+    for each in captured:
+        each.free()
+    return len(captured)
+
+
+def device_of(compiled: CompiledGraph) -> torch.device:
+    """Where the compiled model lies.
+
+    Raises:
+        CaptureError: it has no tensor input at all, so there is nothing to record.
+    """
+    device = ModelInputs(compiled).device
+    if device is None:
+        raise CaptureError("the graph has no tensor among its inputs: there is nothing to record")
+    return device

@@ -1,0 +1,226 @@
+"""The command line: ``cgkit tour`` and ``cgkit bench``.
+
+Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
+and tables go to standard error. A failure has a non-zero exit status and one line that says why
+(``--debug`` adds the traceback). Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from cgkit import __version__
+from cgkit.errors import CgkitError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status (0: it worked; 1: it did not; 130: interrupted)."""
+    args = build_parser().parse_args(argv)
+    try:
+        with machine_readable(args.json) as write:
+            return int(args.run(args, write) or 0)
+    except CgkitError as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"cgkit: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("cgkit: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read the output has seen enough (`cgkit tour --json | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--json", action="store_true", help="the facts as JSON on standard output, nothing else"
+    )
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser = argparse.ArgumentParser(
+        prog="cgkit",
+        description="Watch an LLM decode step get traced, split, compiled, recorded and replayed.",
+    )
+    parser.add_argument("--version", action="version", version=f"cgkit {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _tour_parser(commands, common)
+    _bench_parser(commands, common)
+    return parser
+
+
+def _tour_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    tour = commands.add_parser(
+        "tour",
+        parents=[common],
+        help="the whole road on a real model, with a page that shows each stage",
+        description="Traces, splits, compiles, records and replays a real language model, lets it answer, "
+        "and writes a page with what happened at each stage.",
+    )
+    tour.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2 (SmolLM2-135M-Instruct, real weights), tiny-llama (random weights, no download), or a "
+        "folder of safetensors (default: %(default)s)",
+    )
+    tour.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="default: %(default)s"
+    )
+    tour.add_argument(
+        "--tokens",
+        type=positive,
+        default=48,
+        metavar="N",
+        help="of each answer, at most (default: %(default)s)",
+    )
+    tour.add_argument(
+        "--out", default="out/tour.html", metavar="FILE", help="the page (default: %(default)s)"
+    )
+    tour.set_defaults(run=run_tour)
+
+
+def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    bench = commands.add_parser("bench", help="measure one claim", description="Measures one claim.")
+    names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
+    for name, (what, load) in BENCHES.items():
+        one = names.add_parser(name, parents=[common], help=what, description=what)
+        one.load = load
+        one.set_defaults(run=run_bench, bench=name, load=load)
+
+
+class _LazyParser(argparse.ArgumentParser):
+    """Asks a benchmark for its options only when that benchmark was named."""
+
+    load: Callable[[], Any] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        if self.load is not None:
+            self.load().add_arguments(self)
+            self.load = None
+        return super().parse_known_args(args, namespace)
+
+
+def positive(text: str) -> int:
+    """A positive whole number, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+@contextmanager
+def machine_readable(on: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Gives a function that writes facts as JSON to standard output; with ``on``, nothing else can.
+
+    Everything that is printed meanwhile, by libraries and by compiled code too, goes to standard error:
+    the file descriptor itself is turned round.
+    """
+    if not on:
+        yield lambda facts: None
+        return
+    sys.stdout.flush()
+    outer, sys.stdout = sys.stdout, sys.stderr
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        try:
+            yield lambda facts: print(json.dumps(facts, indent=1, default=str), file=out, flush=True)
+        finally:
+            os.dup2(out.fileno(), 1)
+            sys.stdout = outer
+
+
+@contextmanager
+def progress_bars() -> Iterator[None]:
+    """Draws :class:`cgkit.events.Progress` on standard error: bars on a terminal, else a line a stage."""
+    from tqdm import tqdm
+
+    from cgkit import events
+
+    bars: dict[str, tqdm[Any]] = {}
+    terminal = sys.stderr.isatty()
+
+    def show(event: events.Progress) -> None:
+        if not terminal:
+            if event.done >= event.total:
+                print(f"  {event.stage}: {event.what or 'done'}", file=sys.stderr, flush=True)
+            return
+        bar = bars.get(event.stage)
+        if bar is None:
+            form = "  {desc:<12} {percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {elapsed} {postfix}"
+            bar = bars[event.stage] = tqdm(total=event.total, desc=event.stage, bar_format=form, leave=True)
+        bar.total = event.total
+        bar.set_postfix_str(event.what, refresh=False)
+        bar.update(event.done - bar.n)
+        if event.done >= event.total:
+            bars.pop(event.stage).close()
+
+    undo = events.subscribe(events.Progress, show)
+    try:
+        yield
+    finally:
+        undo()
+        for bar in bars.values():
+            bar.close()
+
+
+def run_tour(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit tour``."""
+    from cgkit.tour import tour
+
+    with progress_bars():
+        result = tour(args.model, device=args.device, tokens=args.tokens, out=args.out)
+    print(result.text(), file=sys.stderr if args.json else sys.stdout)
+    write(result.facts())
+    return 0 if result.data.tokens_equal else 1
+
+
+def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit bench NAME``: a table, or with ``--json`` the facts."""
+    from cgkit.plotting.tables import text_table
+
+    with progress_bars():
+        facts = dict(args.load().run(args))
+    frame = facts.pop("frame")
+    print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+    write({"bench": args.bench, **facts})
+    return 0
+
+
+class _Dedup:
+    """``cgkit bench dedup``: a process and an empty cache for each depth."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
+        )
+        parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> dict[str, Any]:
+        from cgkit.measuring import bench_dedup
+
+        frame = bench_dedup.run(args.layers, compiler=args.compiler)
+        return {"frame": frame, "rows": frame.to_dict("records")}
+
+
+#: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
+#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
+BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "dedup": (
+        "compile time of a deep model against a shallow one: equal pieces are compiled once",
+        lambda: _Dedup,
+    ),
+    "modes": (
+        "one decode step through every mode, on a GPU, in one process",
+        lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+}

@@ -1,0 +1,101 @@
+"""How each stage's artefact looks in a notebook: registered by class name with :mod:`cgkit.display`.
+
+Only an artefact's ``repr`` and ``to_frame()`` are used, so that plotting knows no stage. Imported the
+first time that an artefact is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from cgkit.display import register_html
+from cgkit.plotting import charts
+from cgkit.plotting.picture import Picture
+from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.style import About
+from cgkit.plotting.tables import NOTEBOOK_CSS, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def _about(artefact: Any) -> About | None:
+    """The model's name and whether graphs are emulated, as far as the artefact says so."""
+    model = getattr(artefact, "model_name", "")
+    platform = getattr(artefact, "platform", None)
+    emulated = getattr(platform, "emulated", None)
+    return About(model=str(model), emulated=emulated) if model or emulated else None
+
+
+def _card(artefact: Any, *parts: str) -> str:
+    """The first line of the repr as a heading, then the parts, then the whole repr folded."""
+    first, *rest = repr(artefact).splitlines()
+    more = f"<details><summary>as text</summary><pre>{escape(repr(artefact))}</pre></details>" if rest else ""
+    return f'{NOTEBOOK_CSS}<div class="cg-show"><h4>{escape(first)}</h4>{"".join(parts)}{more}</div>'
+
+
+def _has(frame: pd.DataFrame, *columns: str) -> bool:
+    return set(columns) <= set(frame.columns) and len(frame) > 0
+
+
+def traced_graph(artefact: Any) -> str:
+    """The operators by how often they are called, then the nodes."""
+    frame = artefact.to_frame()
+    parts = []
+    if _has(frame, "op", "operator"):
+        calls = frame[frame["op"].astype(str).str.startswith("call")]["operator"].astype(str)
+        counts = calls.value_counts().rename_axis("operator").reset_index(name="times")
+        parts.append(table(counts, rows=8))
+    parts.append(f"<details><summary>{len(frame)} nodes</summary>{table(frame, rows=40)}</details>")
+    return _card(artefact, *parts)
+
+
+def split_graph_card(artefact: Any) -> str:
+    """The pieces in order, equal ones in one colour, repeats folded."""
+    frame = artefact.to_frame()
+    rows = f"<details><summary>{len(frame)} pieces</summary>{table(frame, rows=12)}</details>"
+    return _card(artefact, split_graph(frame, _about(artefact)), rows)
+
+
+def compiled_graph(artefact: Any) -> str:
+    """What was really compiled, and what was shared."""
+    frame = artefact.to_frame()
+    parts = []
+    if _has(frame, "piece", "key", "compile_s"):
+        parts.append(Picture(charts.compile_times(frame, _about(artefact))).svg())
+    return _card(artefact, *parts, table(frame, rows=8, chars=24))
+
+
+def captured_graphs(artefact: Any) -> str:
+    """Time and memory of the recordings, size by size."""
+    frame = artefact.to_frame()
+    parts = []
+    if _has(frame, "mode", "num_tokens", "seconds"):
+        parts.append(Picture(charts.capture_seconds(frame, _about(artefact))).svg())
+    return _card(artefact, *parts, table(frame, rows=8))
+
+
+def capture_sizes(artefact: Any) -> str:
+    """The staircase of padding."""
+    sizes = list(artefact)
+    return _card(artefact, Picture(charts.padding_staircase(sizes, most=round(1.15 * sizes[-1]))).svg())
+
+
+def compilation_counter(artefact: Any) -> str:
+    """All counters, zeros too."""
+    return _card(artefact, table(artefact.to_frame(), rows=20))
+
+
+RENDERERS: dict[str, Callable[[Any], str]] = {
+    "TracedGraph": traced_graph,
+    "SplitGraph": split_graph_card,
+    "CompiledGraph": compiled_graph,
+    "CapturedGraphs": captured_graphs,
+    "CaptureSizes": capture_sizes,
+    "CompilationCounter": compilation_counter,
+}
+
+for _name, _render in RENDERERS.items():
+    register_html(_name, _render)

@@ -1,0 +1,321 @@
+"""The charts: each takes a DataFrame and an optional ``ax``, and returns the Axes.
+
+Nothing is shown and nothing is written to disk. A title says what is shown, of which model, mode,
+batch and device, and whether graphs were emulated or the numbers recorded elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from cgkit.plotting import style
+from cgkit.plotting.style import About, put_title
+from cgkit.plotting.tables import human_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _styled(function: Callable[P, T]) -> Callable[P, T]:
+    """Draws with cgkit's settings and leaves matplotlib's own as they were."""
+
+    @functools.wraps(function)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+        with style.style():
+            return function(*args, **kwargs)
+
+    return drawn
+
+
+@_styled
+def counters(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """How often each thing happened. ``frame``: columns ``counter`` and ``count``; zeros are left out."""
+    shown = frame[frame["count"] > 0]
+    ax = style.new_axes(ax, 8.4, 0.9 + 0.3 * max(len(shown), 1))
+    _bars(ax, list(shown["counter"]), list(shown["count"]), [style.COMPILED] * len(shown), "{:,.0f}")
+    put_title(ax, "What was counted", about)
+    return ax
+
+
+@_styled
+def compile_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """When each piece was compiled, one row a *different* piece; equal ones share it and cost nothing.
+
+    Args:
+        frame: one row a piece and shape, with ``piece``, ``key`` and ``compile_s`` (of equal pieces only
+            the first one's counts), optionally ``shape`` ("general" or a token count).
+    """
+    groups: list[dict[str, Any]] = []
+    by_key: dict[Any, dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        key = row["key"]
+        if key in by_key:
+            by_key[key]["equal"] += 1
+            continue
+        name = _with_shape(str(row["piece"]), row.get("shape"))
+        by_key[key] = {"piece": name, "seconds": float(row["compile_s"]), "equal": 0}
+        groups.append(by_key[key])
+    ax = style.new_axes(ax, 8.4, 1.15 + 0.42 * max(len(groups), 1))
+    start, total = 0.0, sum(group["seconds"] for group in groups)
+    for y, group in enumerate(groups):
+        ax.barh(y, group["seconds"], left=start, color=style.COMPILED, height=0.6)
+        start += group["seconds"]
+        _compile_note(ax, y, start - group["seconds"], start, total, group)
+    ax.set_yticks(range(len(groups)), [group["piece"] for group in groups])
+    ax.invert_yaxis()
+    ax.set_xlim(0, max(total, 1e-9) * 1.03)
+    ax.set_xlabel("seconds since the first piece was begun")
+    ax.grid(axis="x")
+    put_title(ax, f"{len(groups)} of {len(frame)} pieces really compiled, {total:.1f} s", about)
+    return ax
+
+
+def _compile_note(ax: Axes, y: int, left: float, right: float, total: float, group: dict[str, Any]) -> None:
+    """Seconds and sharing of one row: in its bar where there is room, else on the emptier side of it."""
+    equal = group["equal"]
+    note = f"{group['seconds']:.2f} s"
+    if equal:
+        note += f", and {equal} equal {'piece' if equal == 1 else 'pieces'} for nothing"
+    inside = right - left > (0.45 if equal else 0.12) * total
+    before = not inside and left > total - right
+    ax.annotate(
+        note,
+        (left if before else right, y),
+        xytext=(-5 if inside or before else 5, 0),
+        textcoords="offset points",
+        ha="right" if inside or before else "left",
+        va="center",
+        fontsize=9,
+        color="white" if inside else style.INK,
+    )
+
+
+@_styled
+def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """Time to record each size, stacked by mode. ``frame``: ``mode``, ``num_tokens``, ``seconds``."""
+    ax = style.new_axes(ax, 8.4, 2.6)
+    table = frame.pivot_table(index="num_tokens", columns="mode", values="seconds", aggfunc="sum").fillna(0)
+    bottom = [0.0] * len(table)
+    for mode in table.columns:
+        heights = [1000 * value for value in table[mode]]
+        ax.bar(range(len(table)), heights, bottom=bottom, width=0.7, label=mode, color=_mode_colour(mode))
+        bottom = [a + b for a, b in zip(bottom, heights)]
+    ax.set_xticks(range(len(table)), [str(size) for size in table.index])
+    ax.set_xlabel("size recorded (tokens)")
+    ax.set_ylabel("ms")
+    ax.grid(axis="y")
+    ax.margins(y=0.25 if len(table.columns) > 1 else 0.1)
+    if len(table.columns) > 1:
+        ax.legend(ncols=3, loc="upper left")
+    total = frame["seconds"].sum()
+    put_title(ax, f"{len(frame)} graphs recorded in {total:.2f} s", about)
+    return ax
+
+
+@_styled
+def memory(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """The shared pool while graphs were recorded, in the order of recording.
+
+    ``frame``: a row a graph, with ``mode``, ``num_tokens`` and ``pool_reserved_after_bytes``.
+    """
+    ax = style.new_axes(ax, 8.4, 2.6)
+    kib = [value / 2**20 for value in frame["pool_reserved_after_bytes"]]
+    ax.stairs(kib, range(len(kib) + 1), fill=True, color=style.MEMORY, alpha=0.35, baseline=0)
+    ax.stairs(kib, range(len(kib) + 1), color=style.MEMORY, linewidth=1.4, baseline=None)
+    top = max(kib, default=0.0) or 1.0
+    blocks = list(_blocks(list(zip(frame["mode"], frame["num_tokens"]))))
+    for start, stop, (_, size) in blocks:
+        ax.axvline(start, color="#8c959f", linewidth=0.5)
+        if stop - start > 0.03 * len(frame):
+            ax.text((start + stop) / 2, top * 1.06, f"{size}", ha="center", va="bottom", fontsize=8)
+    for start, stop, mode in _blocks(list(frame["mode"])):
+        narrow = stop - start < 0.15 * len(frame)
+        x, side = (stop, "right") if narrow and start else (start, "left")
+        ax.text(x, top * 1.2, f" {mode}", ha=side, va="bottom", fontsize=9, fontweight="bold")
+    ax.set_xlim(0, max(len(kib), 1))
+    ax.set_ylim(0, top * 1.36)
+    ax.set_xlabel("graphs recorded so far (above: the size being recorded, largest first)")
+    ax.set_ylabel("reserved (MiB)")
+    last = frame["pool_reserved_after_bytes"].iloc[-1] if len(frame) else 0
+    put_title(ax, f"One pool for {len(frame)} graphs: {human_bytes(last)} reserved", about)
+    return ax
+
+
+@_styled
+def padding_staircase(
+    sizes: Sequence[int],
+    about: About | None = None,
+    *,
+    most: int | None = None,
+    seen: Sequence[int] = (),
+    ax: Axes | None = None,
+) -> Axes:
+    """What a batch of each token count is padded to, given the recorded ``sizes``.
+
+    ``seen`` marks the counts that really occurred; above the largest size nothing is padded.
+    """
+    ax = style.new_axes(ax, 8.4, 2.8)
+    sizes = sorted(sizes)
+    most = most or max([sizes[-1], *seen])
+    counts = list(range(1, most + 1))
+    padded = [next((size for size in sizes if size >= count), count) for count in counts]
+    edges = [count - 0.5 for count in range(1, most + 2)]
+    ax.stairs(padded, edges, baseline=counts, fill=True, facecolor=style.PADDING, alpha=0.30, hatch="///")
+    ax.stairs(counts, edges, fill=True, color=style.REAL, alpha=0.35)
+    ax.stairs(padded, edges, color=style.PADDING, linewidth=1.3, label="padded to", baseline=None)
+    if seen:
+        points = sorted(set(seen))
+        ax.plot(points, points, "o", color=style.REAL, markersize=4.5, label="occurred in this run")
+    if most > sizes[-1]:
+        ax.axvline(sizes[-1] + 0.5, color=style.INK, linewidth=0.8, linestyle=":")
+        ax.annotate(
+            "larger: runs compiled,\nwithout a graph",
+            (sizes[-1] + 0.5, 0),
+            xytext=(5, 6),
+            textcoords="offset points",
+            va="bottom",
+            fontsize=8.5,
+        )
+    waste = sum(padded[: sizes[-1]]) - sum(counts[: sizes[-1]])
+    share = waste / sum(padded[: sizes[-1]])
+    ax.set_xlabel("tokens in the batch")
+    ax.set_ylabel("tokens computed")
+    ax.set_xlim(0.5, most + 0.5)
+    ax.set_ylim(0, max(padded) * 1.08)
+    ax.legend(loc="upper left")
+    put_title(
+        ax, f"{len(sizes)} sizes; if all up to {sizes[-1]} came equally often, {share:.0%} is padding", about
+    )
+    return ax
+
+
+@_styled
+def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """Tokens of each step: those asked for, those that only pad, and how the step ran.
+
+    ``frame``: a row a step, with ``kind``, ``num_tokens``, ``num_padded_tokens`` (after padding), ``mode``.
+    """
+    ax = style.new_axes(ax, 8.4, 2.8)
+    steps = range(len(frame))
+    real = list(frame["num_tokens"])
+    extra = [padded - tokens for padded, tokens in zip(frame["num_padded_tokens"], real)]
+    ax.bar(steps, real, width=0.92, color=style.REAL, label="asked for")
+    if any(extra):
+        ax.bar(
+            steps,
+            extra,
+            bottom=real,
+            width=0.92,
+            color=style.PADDING,
+            alpha=0.6,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0,
+            label="padding",
+        )
+    top = max(frame["num_padded_tokens"], default=1)
+    if top > 4 * sorted(frame["num_padded_tokens"])[len(frame) // 2]:
+        ax.set_yscale("symlog", linthresh=16)
+        ax.set_yticks(
+            [t for t in (0, 4, 8, 16, 64, 256, 1024, 4096) if t <= top * 1.2],
+            [str(t) for t in (0, 4, 8, 16, 64, 256, 1024, 4096) if t <= top * 1.2],
+        )
+    for start, stop, (kind, mode) in _blocks(list(zip(frame["kind"], frame["mode"]))):
+        long = stop - start > 0.12 * len(frame)
+        ax.annotate(
+            f"{kind}, {mode}" if long else mode if stop - start > 1 else "",
+            ((start + stop - 1) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8.5,
+            color=style.INK,
+        )
+        if start:
+            ax.axvline(start - 0.5, color="#8c959f", linewidth=0.5)
+    share = sum(extra) / max(sum(real) + sum(extra), 1)
+    padded_steps = sum(value > 0 for value in extra)
+    ax.set_xlim(-0.6, len(frame) - 0.4)
+    ax.set_xlabel("step")
+    ax.set_ylabel("tokens")
+    ax.legend(loc="upper right")
+    put_title(
+        ax, f"{padded_steps} of {len(frame)} steps were padded; {share:.1%} of all rows computed", about
+    )
+    return ax
+
+
+@_styled
+def ms_per_token(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """The median time of a decode step by mode, with the middle half of the steps as a whisker.
+
+    ``frame``: ``mode`` and ``ms_per_token``, optionally ``low_ms`` and ``high_ms`` (quartiles).
+    """
+    ax = style.new_axes(ax, 8.4, 0.95 + 0.42 * len(frame))
+    values = list(frame["ms_per_token"])
+    colours = [_mode_colour(mode) for mode in frame["mode"]]
+    spread = {"low_ms", "high_ms"} <= set(frame.columns)
+    ends = [max(v, b) for v, b in zip(values, frame["high_ms"])] if spread else values
+    _bars(ax, list(frame["mode"]), values, colours, "{:.2f} ms", ends)
+    if spread:
+        low = [max(v - a, 0) for v, a in zip(values, frame["low_ms"])]
+        high = [max(b - v, 0) for v, b in zip(values, frame["high_ms"])]
+        ax.errorbar(
+            values, range(len(values)), xerr=[low, high], fmt="none", ecolor=style.INK, capsize=3, lw=1
+        )
+    ax.set_xlabel("ms a decode step (median; whisker: the middle half of the steps)")
+    put_title(ax, "Time per token, the same prompts in every mode", about)
+    return ax
+
+
+def _bars(
+    ax: Axes,
+    names: Sequence[str],
+    values: Sequence[float],
+    colours: Sequence[str],
+    write: str,
+    ends: Sequence[float] | None = None,
+) -> None:
+    """Horizontal bars from the top, each with its value behind it (behind ``ends``, if they are longer)."""
+    ends = values if ends is None else ends
+    ax.barh(range(len(names)), values, color=colours, height=0.62)
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    for y, (value, end) in enumerate(zip(values, ends)):
+        ax.annotate(
+            write.format(value),
+            (end, y),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    ax.set_xlim(0, (max(ends, default=0) or 1) * 1.16)
+    ax.grid(axis="x")
+
+
+def _mode_colour(mode: str) -> str:
+    return style.MODES.get(str(mode), style.SHARED)
+
+
+def _with_shape(piece: str, shape: Any) -> str:
+    return piece if shape in (None, "general") else f"{piece} @ {shape}"
+
+
+def _blocks(labels: Sequence[Any]) -> list[tuple[int, int, Any]]:
+    """Runs of equal labels as (start, stop, label)."""
+    blocks: list[tuple[int, int, Any]] = []
+    for index, label in enumerate(labels):
+        if blocks and blocks[-1][2] == label:
+            blocks[-1] = (blocks[-1][0], index + 1, label)
+        else:
+            blocks.append((index, index + 1, label))
+    return blocks

@@ -1,0 +1,246 @@
+"""The tour's page: the sections of :mod:`cgkit.plotting.report`, filled from the tour's DataFrames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING
+
+from cgkit.plotting import charts, report
+from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.style import About, svg
+from cgkit.plotting.tables import human_bytes, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EMULATED_NOTE = (
+    "<b>No GPU here: the recorded graphs are emulated.</b> An emulated graph keeps the contract of a CUDA "
+    "graph (fixed addresses, frozen numbers, outputs that the next replay overwrites, recording runs "
+    "nothing), so everything on this page can be tried on a laptop. It has no launch overhead to remove, "
+    "so it cannot be faster: the times below are a CPU's and say nothing about a GPU."
+)
+
+COUNTER_WORDS = {
+    "num_models_seen": "decorated models that were built with compilation on",
+    "num_graphs_seen": "graphs that Dynamo handed over: one a model",
+    "num_piecewise_graphs_seen": "pieces after the split, 2 × layers + 1",
+    "num_piecewise_capturable_graphs_seen": "pieces to compile and record, layers + 1",
+    "num_backend_compilations": "compilations asked for: one a piece and shape",
+    "num_inductor_compiles": "really compiled by Inductor; equal pieces share one",
+    "num_eager_compiles": "pieces that the eager adaptor took as they are",
+    "num_gpu_runner_capture_triggers": "sizes that the runner asked to record",
+    "num_cudagraph_captured": "graphs recorded: pieces × sizes (PIECEWISE), sizes (FULL)",
+    "num_cache_entries_updated": "new entries in the compile cache",
+    "num_compiled_artifacts_saved": "compiled artefacts written to disk",
+    "num_compiled_artifacts_loaded": "compiled artefacts read from disk",
+    "dynamo_as_is_count": "models that run as plain torch.compile",
+}
+
+
+@dataclass
+class TourData:
+    """What the tour found, as plain data.
+
+    The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``operator``), ``pieces`` (as for
+    :func:`split_graph`), ``compilations`` (:func:`charts.compile_times`), ``captures``
+    (``name, mode, num_tokens, seconds, pool_reserved_after_bytes``), ``steps`` (``kind, num_reqs,
+    num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
+    ``counters``, ``stages`` (``stage, seconds``), ``answers`` (``prompt, answer, tokens, equal``).
+    """
+
+    model: str
+    device: str
+    emulated: bool
+    layers: int
+    sizes: list[int]
+    mode: str
+    dtype: str
+    requests: int
+    tokens: int
+    tokens_equal: bool
+    nodes: pd.DataFrame
+    pieces: pd.DataFrame
+    compilations: pd.DataFrame
+    captures: pd.DataFrame
+    steps: pd.DataFrame
+    times: pd.DataFrame
+    counters: pd.DataFrame
+    stages: pd.DataFrame
+    answers: pd.DataFrame
+    stitch_source: str = ""
+    cold_compile_s: float = 0.0
+    pool_bytes: int = 0
+    adaptor: str = ""
+    versions: str = ""
+    command: str = ""
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def about(self) -> About:
+        """What every picture of the tour says of itself."""
+        return About(self.model, "", "", self.device, self.emulated)
+
+    @property
+    def num_unique(self) -> int:
+        """Different pieces among those to compile."""
+        return int(self.compilations["key"].nunique())
+
+
+def tour_page(data: TourData) -> str:
+    """The whole page as HTML text."""
+    splitting = int((data.pieces["kind"] == "splitting").sum())
+    ms = dict(zip(data.times["mode"], data.times["ms_per_token"]))
+    facts = [
+        ("layers", f"{data.layers}"),
+        ("pieces after the split", f"{len(data.pieces)}"),
+        ("different ones compiled", f"{data.num_unique} of {len(data.pieces) - splitting}"),
+        ("graphs recorded", f"{len(data.captures)}"),
+        ("in one pool", human_bytes(data.pool_bytes)),
+        ("replayed = eager", "same tokens" if data.tokens_equal else "TOKENS DIFFER"),
+    ]
+    if "eager" in ms and "FULL" in ms:
+        where = ", on this CPU" if data.emulated else ""
+        facts.append((f"eager → full graph, ms a step{where}", f"{ms['eager']:.1f} → {ms['FULL']:.1f}"))
+    lead = (
+        f"{escape(data.model)}, {data.layers} layers, {escape(data.dtype)}, on {escape(data.device)}: the "
+        f"model is traced once, cut at attention, compiled piece by piece, recorded at {len(data.sizes)} "
+        f"batch sizes, and then answers {data.requests} prompts from the "
+        "recordings."
+    )
+    notes = [EMULATED_NOTE] if data.emulated else []
+    notes += [escape(remark) for remark in data.remarks]
+    sections = [
+        _answers(data),
+        _traced(data),
+        _split(data),
+        _compiled(data),
+        _captured(data),
+        _replayed(data),
+        _counters(data),
+    ]
+    footer = f"Made by <code>{escape(data.command)}</code> with {escape(data.versions)}."
+    title = "How one decode step gets compiled"
+    return report.page(title, lead, facts, sections, note="<br>".join(notes), footer=footer)
+
+
+def _answers(data: TourData) -> report.Section:
+    items = "".join(
+        f'<li><div class="q">{escape(row["prompt"])}</div><div class="a">{escape(row["answer"])}</div></li>'
+        for row in data.answers.to_dict("records")
+    )
+    equal = "the very same tokens as" if data.tokens_equal else "OTHER tokens than"
+    lead = (
+        f"Greedy, at most {data.tokens} tokens each, all requests at a time. Replayed as a full graph, as "
+        f"pieces and compiled without graphs, the model says {equal} eager PyTorch."
+    )
+    if not data.tokens_equal:
+        lead = f"<b>{lead}</b>"
+    time = table(data.stages, rename={"seconds": "seconds"}, rows=20)
+    return report.Section(
+        "The answers", lead, [f'<ul class="chat">{items}</ul>', report.folded("Where the time went", time)]
+    )
+
+
+def _traced(data: TourData) -> report.Section:
+    calls = data.nodes[data.nodes["op"].isin(["call_function", "call_method", "call_module"])]
+    counts = calls["operator"].astype(str).value_counts().rename_axis("operator").reset_index(name="times")
+    inputs = int((data.nodes["op"] == "placeholder").sum())
+    lead = (
+        "Dynamo ran the forward's bytecode symbolically, once, and handed over one graph of "
+        f"{len(data.nodes):,} nodes: {len(calls):,} calls and {inputs:,} inputs (weights are inputs, too). "
+        "The number of tokens is a symbol, so this one graph serves every batch. No guard is kept: nothing "
+        "is checked at a later call."
+    )
+    return report.Section("Traced", lead, [table(counts, rows=8)], 1)
+
+
+def _split(data: TourData) -> report.Section:
+    splitting = int((data.pieces["kind"] == "splitting").sum())
+    lead = (
+        f"The graph is cut at attention, whose work depends on more than shapes: {splitting} calls of it "
+        f"leave {len(data.pieces) - splitting} pieces between them. A dashed piece runs its operator each "
+        "step; the others are compiled and recorded. Pieces of one colour have the same content."
+    )
+    body = [report.figure(split_graph(_with_keys(data), data.about))]
+    if data.stitch_source:
+        lines = data.stitch_source.splitlines()
+        shown = "\n".join(
+            [*lines[:24], f"    # ... {len(lines) - 24} more lines"] if len(lines) > 30 else lines
+        )
+        body.append(report.folded("The generated Python that runs the pieces in order", report.pre(shown)))
+    columns = [c for c in ("piece", "kind", "nodes", "inputs", "outputs", "operators") if c in data.pieces]
+    body.append(report.folded("All pieces", table(data.pieces[columns], rows=10)))
+    return report.Section("Split", lead, body, 2)
+
+
+def _with_keys(data: TourData) -> pd.DataFrame:
+    """The pieces, with the content keys that the compile stage found."""
+    keys = dict(zip(data.compilations["piece"], data.compilations["key"]))
+    return data.pieces.assign(key=[keys.get(piece, "") for piece in data.pieces["piece"]])
+
+
+def _compiled(data: TourData) -> report.Section:
+    requests = len(data.compilations)
+    lead = (
+        f"{requests} compilations were asked for, {data.num_unique} were done (adaptor: "
+        f"{escape(data.adaptor)}): a deep model repeats one layer, and equal pieces share one compiled "
+        "callable. Without that, this stage would grow with the depth of the model."
+    )
+    alt = f"Bars of the seconds that each of the {data.num_unique} different pieces took to compile"
+    body = [report.figure(svg(charts.compile_times(data.compilations, data.about), alt, "compile"))]
+    body.append(report.folded("All compilations", table(data.compilations, rows=8, chars=16)))
+    return report.Section("Compiled", lead, body, 3)
+
+
+def _captured(data: TourData) -> report.Section:
+    sizes = ", ".join(map(str, data.sizes))
+    lead = (
+        f"For each of the sizes {sizes} every piece was recorded (PIECEWISE), and the whole step once more "
+        "(FULL). Recording runs nothing: it writes down which operators read and write which addresses. "
+        "Largest first, so that smaller sizes fit into memory that the pool has already; outputs are held "
+        "weakly, so that pieces reuse it too."
+    )
+    about = replace(data.about, mode="PIECEWISE and FULL")
+    seconds = svg(charts.capture_seconds(data.captures, about), "Bars: time to record each size", "capture")
+    pool = svg(charts.memory(data.captures, about), "The pool's reserved bytes while recording", "pool")
+    by_size = (
+        data.captures.groupby(["mode", "num_tokens"], sort=False)
+        .agg(
+            graphs=("name", "size"),
+            seconds=("seconds", "sum"),
+            pool_bytes=("pool_reserved_after_bytes", "last"),
+        )
+        .reset_index()
+    )
+    by_size = by_size.assign(emulated=data.emulated)
+    words = {"num_tokens": "size (tokens)", "pool_bytes": "pool reserved after it"}
+    body = [report.figure(seconds), report.figure(pool)]
+    body.append(report.folded("Size by size", table(by_size, rename=words, rows=24)))
+    return report.Section("Captured", lead, body, 4)
+
+
+def _replayed(data: TourData) -> report.Section:
+    lead = (
+        "Each step the dispatcher looks the batch up: padded to the next recorded size, and then one "
+        "replay (FULL), or one replay a piece with attention between them (PIECEWISE). A batch above the "
+        "largest size runs the compiled pieces without a graph."
+    )
+    about = replace(data.about, mode=data.mode, batch=f"{data.requests} requests")
+    seen = [int(n) for n in data.steps["num_tokens"].unique() if n <= 2 * max(data.sizes)]
+    stairs = charts.padding_staircase(data.sizes, about, most=round(1.25 * max(data.sizes)), seen=seen)
+    steps = charts.padding_steps(data.steps, about)
+    times = charts.ms_per_token(data.times, replace(data.about, batch=f"{data.requests} requests"))
+    body = [
+        report.figure(svg(times, "Bars: median decode step by mode", "times")),
+        report.figure(svg(steps, "Bars: tokens and padding of each step", "steps")),
+        report.figure(svg(stairs, "A staircase: what each batch size is padded to", "stairs")),
+        report.folded("All steps", table(data.steps.assign(emulated=data.emulated), rows=12)),
+    ]
+    return report.Section("Dispatched and replayed", lead, body, 5)
+
+
+def _counters(data: TourData) -> report.Section:
+    lead = "What the stages reported. A count that is off says which stage did not do its work."
+    words = [COUNTER_WORDS.get(name, "") for name in data.counters["counter"]]
+    return report.Section("Counters", lead, [table(data.counters.assign(meaning=words), rows=20, chars=90)])

@@ -1,0 +1,170 @@
+"""Strings the stages together for a runner: an undecorated model -> what a step calls.
+
+The runner's counterpart of ``@support_torch_compile`` (which stands above this stage and serves
+callers without buffers of their own). Same functions, same order: trace, split, compile, capture.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from cgkit import events
+from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
+from cgkit.capturing.dispatcher import Route
+from cgkit.compiling import CompiledGraph, compile_pieces
+from cgkit.config import (
+    AttentionCGSupport,
+    CompilationConfig,
+    CompilationLevel,
+    CUDAGraphMode,
+    resolve_cudagraph_mode,
+)
+from cgkit.forward_context import set_forward_context
+from cgkit.serving.input_batch import InputBatch
+from cgkit.serving.llama import Llama
+from cgkit.splitting import SplitGraph, split_graph
+from cgkit.tracing import TracedGraph, trace
+
+logger = logging.getLogger(__name__)
+
+#: Ours launches by the sizes of the buffers and reads every length on the device, so a recording
+#: of it serves any batch (:mod:`cgkit.kernels`). FlashAttention 2, for one, is only UNIFORM_BATCH.
+ATTENTION_SUPPORT = AttentionCGSupport.ALWAYS
+
+
+class Executor:
+    """What a runner's step calls, at any level.
+
+    Attributes:
+        mode: the configured mode, after what the attention supports was taken into account.
+        forward: ``(input_ids, positions) -> hidden``; the forward context is the caller's.
+        traced, split, compiled, captured: the artefacts of the stages, None where the level has none.
+    """
+
+    def __init__(
+        self, model: Llama, config: CompilationConfig, support: AttentionCGSupport = ATTENTION_SUPPORT
+    ) -> None:
+        self.model, self.config = model, config
+        splitting = config.level is CompilationLevel.PIECEWISE and config.splitting_ops != ()
+        self.mode, said = resolve_cudagraph_mode(config.mode, support, splitting)
+        if said:
+            logger.warning("%s", said)
+        self.sizes = CaptureSizes.resolve(config) if self.mode else None
+        self.traced: TracedGraph | None = None
+        self.split: SplitGraph | None = None
+        self.compiled: CompiledGraph | None = None
+        self.captured: CapturedGraphs | None = None
+        self.forward: Callable[..., torch.Tensor] = model
+        self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
+
+    # --- sizes -----------------------------------------------------------------------------------
+
+    @property
+    def largest_size(self) -> int:
+        """The largest number of tokens that is recorded; 0 without graphs."""
+        return self.sizes.largest if self.sizes else 0
+
+    def pad(self, num_tokens: int) -> int:
+        """What a batch of ``num_tokens`` is padded to if there is a graph for it."""
+        return self.sizes.pad(num_tokens) if self.sizes else num_tokens
+
+    def route(self, num_tokens: int, uniform: bool) -> Route:
+        """Mode, key and padded size of a step. Without a graph: as many tokens as there are."""
+        if self.captured is None:
+            return Route(CUDAGraphMode.NONE, None, num_tokens)
+        return self.captured.dispatcher.route(num_tokens, uniform)
+
+    # --- the road --------------------------------------------------------------------------------
+
+    def compile(self, inputs: InputBatch) -> None:
+        """Goes the road up to the compiled pieces; nothing if that was done. Runs nothing of the model."""
+        if self.is_compiled:
+            return
+        name = type(self.model).__name__
+        events.emit(events.ModelSeen(name))
+        if self.config.level is CompilationLevel.DYNAMO_AS_IS:
+            events.emit(events.DynamoAsIs(name))
+            self.forward = torch.compile(self.model.forward, backend=self.config.compiler)
+            self.is_compiled = True
+            return
+        # The size of the example leaves no trace in the graph: the dimension is symbolic.
+        example = max(2, min(inputs.max_tokens, 16))
+        with set_forward_context(inputs.fill_dummy(example, decode_only=False)):
+            traced = trace(
+                self.model,
+                inputs.input_ids[:example],
+                inputs.positions[:example],
+                dispatch=self.config.dispatch,
+                check_buffer_writes=bool(self.mode),
+            )
+        whole = self.config.level is CompilationLevel.DYNAMO_ONCE
+        split = split_graph(traced, () if whole else self.config.splitting_ops)
+        self.compiled = compile_pieces(split, self.config)
+        self.traced, self.split = traced, split
+        self.forward = self.compiled.bind()
+        self.is_compiled = True
+
+    def capture_model(self, inputs: InputBatch) -> None:
+        """Records every size in every mode, large to small, and locks.
+
+        The dummy inputs lie in the runner's own buffers, at the addresses that every later step uses.
+        No token of them has a KV slot, so the cache is after this as it was before. A decode batch is
+        given as one (``max_query_len`` 1), so that a FULL graph freezes the attention's decode kernel and
+        not the slower one for any batch.
+        """
+        self.compile(inputs)
+        if not self.mode:
+            logger.info("cudagraph_mode is NONE: nothing is recorded")
+            return
+        assert self.compiled is not None and self.sizes is not None
+        started = time.perf_counter()
+        if self.captured is not None:  # again, in a notebook
+            self.release()
+        with frozen_gc():
+            captured = capture(
+                self.compiled,
+                self.sizes,
+                mode=self.mode,
+                make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+                context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
+                uniform_sizes=[size for size in self.sizes if size <= inputs.max_reqs],
+            )
+        self.captured, self.forward = captured, captured.run
+        logger.info(
+            "capturing finished in %.1f s: %d %s graphs of %d sizes, %.1f MiB reserved, peak %.1f MiB",
+            time.perf_counter() - started,
+            captured.num_graphs,
+            "emulated" if captured.platform.emulated else captured.platform.name,
+            len(self.sizes),
+            captured.pool_bytes.reserved / 2**20,
+            captured.peak_allocated_bytes / 2**20,
+        )
+
+    def release(self) -> None:
+        """Frees the recorded graphs; steps run compiled, without graphs, until they are recorded again."""
+        if self.captured is not None:
+            assert self.compiled is not None
+            self.captured.free()
+            self.captured.lock.locked = False
+            self.captured, self.forward = None, self.compiled.bind()
+
+
+@contextmanager
+def frozen_gc() -> Iterator[None]:
+    """Everything that is alive is put out of the collector's sight while the block runs.
+
+    A collection in the middle of a recording costs time for each of many graphs and may free device
+    memory, which a recording must not. What the block itself leaves behind is collected after it.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

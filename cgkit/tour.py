@@ -1,0 +1,401 @@
+"""The main job: one real model takes the whole road, answers, and a page shows each stage.
+
+``tour()`` loads a model, lets a :class:`cgkit.serving.Runner` trace, split, compile and record it, then
+decodes the same prompts in four ways, step by step in turn: eager, compiled without graphs, PIECEWISE
+and FULL. It collects DataFrames only; :mod:`cgkit.plotting.tour_page` draws them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cgkit import __version__, events
+from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode
+from cgkit.counters import compilation_counter
+from cgkit.errors import CgkitError, ConfigError
+from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.serving import LoadedModel, Request, Runner, Scheduled, chat_prompt, load_model
+
+#: Short names for the command line.
+MODELS = {"smollm2": "smollm2-135m-instruct"}
+
+#: One long and some short, so that some steps are padded, one is above the largest size, and the batch
+#: shrinks as answers end.
+PROMPTS = (
+    "What is the capital of France?",
+    "Give me three words that rhyme with 'graph'.",
+    "Explain in one sentence what a compiler does.",
+    "Write a haiku about waiting.",
+    "I have read that a large language model spends most of the time of a decode step on reading its weights "
+    "from memory, and that on a fast GPU, with a small batch, a good part of what is left is spent on "
+    "starting kernels. Which of the two gets better with a larger batch? Answer briefly.",
+)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+RANDOM = "The weights are random: what the model says means nothing, that it says it again each way does."
+MODES = ("eager", "compiled", "PIECEWISE", "FULL")
+
+
+@dataclass
+class TourResult:
+    """What a tour found: ``data`` (DataFrames, see ``TourData``), and where the page is."""
+
+    data: Any
+    counters: dict[str, int]
+    report: Path
+    device: str
+
+    def facts(self) -> dict[str, Any]:
+        """The facts for a machine, as ``cgkit tour --json`` prints them."""
+        data = self.data
+        splitting = int((data.pieces["kind"] == "splitting").sum())
+        return {
+            "model": data.model,
+            "device": self.device,
+            "emulated": data.emulated,
+            "layers": data.layers,
+            "pieces": len(data.pieces),
+            "pieces_compiled": len(data.pieces) - splitting,
+            "pieces_unique": data.num_unique,
+            "sizes": data.sizes,
+            "graphs_captured": len(data.captures),
+            "counters": self.counters,
+            "cold_compile_s": round(data.cold_compile_s, 3),
+            "tokens_equal": data.tokens_equal,
+            "ms_per_token": {
+                mode: round(ms, 3) for mode, ms in zip(data.times["mode"], data.times["ms_per_token"])
+            },
+            "report": str(self.report),
+        }
+
+    def text(self) -> str:
+        """The table for a terminal."""
+        import pandas as pd
+
+        from cgkit.plotting.tables import human_bytes, text_table
+
+        data, facts = self.data, self.facts()
+        graphs = "emulated graphs: no GPU here" if data.emulated else "CUDA graphs"
+        rows = [
+            ("traced", f"one graph of {len(data.nodes):,} nodes, {data.layers} layers"),
+            ("split", f"{facts['pieces']} pieces, {facts['pieces_compiled']} of them to compile"),
+            ("compiled", f"{facts['pieces_unique']} different pieces in {data.cold_compile_s:.1f} s"),
+            (
+                "captured",
+                f"{facts['graphs_captured']} graphs at {data.sizes}, {human_bytes(data.pool_bytes)}",
+            ),
+            ("replayed", "the same tokens as eager" if data.tokens_equal else "OTHER TOKENS THAN EAGER"),
+        ]
+        times = data.times.assign(
+            emulated=[data.emulated and mode in MODES[2:] for mode in data.times["mode"]]
+        )
+        answer = data.answers.iloc[0]
+        lines = [
+            f"{data.model} on {data.device} ({graphs})",
+            *(f"  {stage:<9} {what}" for stage, what in rows),
+            "",
+            text_table(pd.DataFrame(times)[["mode", "ms_per_token", "low_ms", "high_ms", "emulated"]]),
+            "",
+            f"  > {answer['prompt']}",
+            f"  {' '.join(str(answer['answer']).split())}",
+            "",
+            f"  the page: {self.report}",
+        ]
+        return "\n".join(lines)
+
+
+def tour(
+    model: str = "smollm2",
+    *,
+    device: str = "auto",
+    tokens: int = 48,
+    out: str | Path = "out/tour.html",
+    prompts: Sequence[str] = PROMPTS,
+    sizes: Sequence[int] = SIZES,
+) -> TourResult:
+    """Takes ``model`` down the whole road and writes the page to ``out``.
+
+    Args:
+        model: "smollm2", "tiny-llama", or what :func:`cgkit.serving.load_model` takes.
+        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        tokens: of each answer, at most.
+        prompts: questions, all answered at a time.
+        sizes: token counts to record; the decode batch must fit the largest.
+
+    Raises:
+        CgkitError: there is no such model or device, or the page cannot be written; nothing ran.
+    """
+    started = time.perf_counter()
+    page = _writable(Path(out))
+    where = _device(device)
+    clock = _Clock()
+    before = compilation_counter.clone()
+    with clock.stage("load", model):
+        loaded = load_model(MODELS.get(model, model), device=where)
+    runner, eager, captures = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
+    lanes = [_Lane(mode, eager if mode == "eager" else runner) for mode in MODES]
+    with clock.stage("answer"):
+        questions = [chat_prompt(loaded.tokenizer, prompt) for prompt in prompts]
+        _race(lanes, questions, tokens)
+    data = _data(loaded, runner, lanes, captures, clock, prompts, tokens, where)
+    data.command = _command(model, device, tokens)
+    counters = {name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()}
+    data.counters = _frame(counter=list(counters), count=list(counters.values()))
+    from cgkit.plotting.tour_page import tour_page
+
+    data.stages = _frame(stage=list(clock.seconds), seconds=list(clock.seconds.values()))
+    page.write_text(tour_page(data), encoding="utf-8")
+    events.emit(events.Progress("page", 1, 1, f"{page} after {time.perf_counter() - started:.0f} s"))
+    return TourResult(data, counters, page, where.type)
+
+
+def _build(
+    loaded: LoadedModel, num_prompts: int, tokens: int, sizes: tuple[int, ...], clock: _Clock
+) -> tuple[Runner, Runner, list[events.Event]]:
+    """The runner with everything recorded, an eager one with the same weights, and the recordings."""
+    config = CompilationConfig(
+        level=CompilationLevel.PIECEWISE,
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cudagraph_capture_sizes=sizes,
+    )
+    # three of the ways share the runner and its cache, each with requests of its own
+    limits = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
+    room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
+    with events.record(events.GraphCaptured) as captures:
+        with clock.stage("build"):
+            runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
+            runner.capture_model()
+    eager = Runner(
+        loaded.model,
+        loaded.tokenizer,
+        CompilationConfig(level=CompilationLevel.NO_COMPILATION),
+        **limits,
+        **room,
+    )
+    return runner, eager, captures
+
+
+class _Lane:
+    """One way to run the same requests. What it takes is forced, not dispatched: that is the comparison."""
+
+    def __init__(self, mode: str, runner: Runner) -> None:
+        self.mode, self.runner = mode, runner
+        self.requests: list[Request] = []
+        self.steps: list[dict[str, Any]] = []
+
+    def admit(self, prompt: str, max_tokens: int) -> None:
+        """Makes a request and gives it blocks for its longest answer."""
+        stop = frozenset(self.runner.model.config.eos_token_ids)
+        request = Request(self.runner.tokenizer.encode(prompt), max_tokens, stop_ids=stop)
+        cache = self.runner.kv_cache
+        request.blocks = cache.allocator.alloc(-(-(len(request.prompt) + max_tokens) // cache.block_size))
+        self.requests.append(request)
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests without an end."""
+        return [request for request in self.requests if not request.finish_reason]
+
+    def step(self, batch: list[Scheduled]) -> None:
+        """Runs one step, timed until its tokens are on the host."""
+        total = sum(count for _, count in batch)
+        uniform = total == len(batch)
+        mode, key, padded = self._route(total, uniform)
+        runner = self.runner
+        start = time.perf_counter()
+        with torch.no_grad():
+            metadata = runner.inputs.fill(batch, padded, decode_only=uniform)
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                inputs = runner.inputs.input_ids[:padded], runner.inputs.positions[:padded]
+                hidden = runner.executor.forward(*inputs)
+            last = hidden[runner.inputs.last_token_rows(len(batch))]
+            new = runner.model.compute_logits(last).argmax(-1).tolist()
+        ms = (time.perf_counter() - start) * 1000
+        for (request, count), token in zip(batch, new):
+            request.advance(count, token)
+        self.steps.append(
+            {
+                "kind": "decode" if uniform else "prefill",
+                "num_reqs": len(batch),
+                "num_tokens": total,
+                "num_padded_tokens": padded,
+                "mode": mode.name,
+                "ms": ms,
+            }
+        )
+
+    def _route(self, tokens: int, uniform: bool) -> tuple[CUDAGraphMode, BatchDescriptor | None, int]:
+        """FULL goes where the dispatcher says; PIECEWISE to the graph of the same size for any batch."""
+        if self.mode in ("eager", "compiled"):
+            return CUDAGraphMode.NONE, None, tokens
+        mode, key, padded = self.runner.executor.route(tokens, uniform and self.mode == "FULL")
+        return mode, key, padded
+
+
+def _race(lanes: Sequence[_Lane], prompts: Sequence[str], tokens: int) -> None:
+    """The same requests in every lane: prefilled one by one, then decoded step by step in turn.
+
+    In turn, because a machine's speed drifts: what is compared must be measured side by side. Who
+    begins changes with each step.
+    """
+    total = len(prompts) + tokens - 1
+    for number, prompt in enumerate(prompts):
+        for lane in lanes:
+            lane.admit(prompt, tokens)
+            request = lane.requests[-1]
+            lane.step([Scheduled(request, request.num_pending)])
+        events.emit(events.Progress("answer", number + 1, total, "prefill"))
+    for number in range(tokens - 1):
+        if not any(lane.running for lane in lanes):
+            break
+        first = number % len(lanes)
+        for lane in [*lanes[first:], *lanes[:first]]:
+            if lane.running:
+                lane.step([Scheduled(request, 1) for request in lane.running])
+        events.emit(events.Progress("answer", len(prompts) + number + 1, total, "decode"))
+    if number + 1 < tokens - 1 or tokens == 1:
+        events.emit(events.Progress("answer", total, total, "all answers have ended"))
+
+
+def _data(
+    loaded: LoadedModel,
+    runner: Runner,
+    lanes: Sequence[_Lane],
+    captures: Sequence[Any],
+    clock: _Clock,
+    prompts: Sequence[str],
+    tokens: int,
+    device: torch.device,
+) -> Any:
+    from cgkit.plotting.tour_page import TourData
+
+    executor = runner.executor
+    traced, split, compiled, captured = executor.traced, executor.split, executor.compiled, executor.captured
+    assert traced is not None and split is not None and compiled is not None and captured is not None
+    eager, full = lanes[0], lanes[-1]
+    equal = all(
+        [request.token_ids for request in lane.requests] == [r.token_ids for r in eager.requests]
+        for lane in lanes
+    )
+    return TourData(
+        model=loaded.config.name,
+        device=_device_name(device),
+        emulated=captured.platform.emulated,
+        layers=loaded.config.num_hidden_layers,
+        sizes=list(captured.sizes),
+        mode=captured.mode.name,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        requests=len(prompts),
+        tokens=tokens,
+        tokens_equal=equal,
+        nodes=traced.to_frame(),
+        pieces=split.to_frame(),
+        compilations=compiled.to_frame(),
+        captures=_frame_of(captures),
+        steps=_frame_of(full.steps),
+        times=_times(lanes),
+        counters=None,
+        stages=None,
+        answers=_answers(loaded, full, prompts),
+        stitch_source=split.source,
+        cold_compile_s=compiled.seconds,
+        remarks=[RANDOM] if loaded.source.startswith("random") else [],
+        pool_bytes=captured.pool_bytes.reserved,
+        adaptor=compiled.manager.adaptor.name,
+        versions=f"cgkit {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}",
+    )
+
+
+def _times(lanes: Sequence[_Lane]) -> Any:
+    """Median and quartiles of the decode steps of each lane, the first of each left out (it warms up)."""
+    rows = []
+    for lane in lanes:
+        ms = [step["ms"] for step in lane.steps if step["kind"] == "decode"][1:] or [lane.steps[-1]["ms"]]
+        low, middle, high = statistics.quantiles(ms, n=4) if len(ms) > 1 else (ms[0],) * 3
+        rows.append(
+            {"mode": lane.mode, "ms_per_token": middle, "low_ms": low, "high_ms": high, "steps": len(ms)}
+        )
+    return _frame_of(rows)
+
+
+def _answers(loaded: LoadedModel, lane: _Lane, prompts: Sequence[str]) -> Any:
+    rows = []
+    for prompt, request in zip(prompts, lane.requests):
+        shown = [token for token in request.answer if token not in request.stop_ids]
+        text = loaded.tokenizer.decode(shown).strip()
+        more = "" if request.finish_reason == "stop" else " …"
+        rows.append({"prompt": prompt, "answer": text + more, "tokens": len(request.answer)})
+    return _frame_of(rows)
+
+
+@dataclass
+class _Clock:
+    """Seconds of each stage, with a progress event at its beginning and its end."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, what: str = "") -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+def _frame(**columns: list[Any]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(columns)
+
+
+def _frame_of(rows: Sequence[Any]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is unknown; use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device='cuda', but torch {torch.__version__} sees no GPU; use 'auto' or 'cpu' (graphs are "
+            "then emulated)"
+        )
+    return torch.device(name)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def _writable(path: Path) -> Path:
+    """``path``, if a file can be written there: asked before the work, not after it."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise CgkitError(
+            f"out={str(path)!r} cannot be written ({error.strerror}); name another file"
+        ) from error
+    return path
+
+
+def _command(model: str, device: str, tokens: int) -> str:
+    options = [("--model", model, "smollm2"), ("--device", device, "auto"), ("--tokens", str(tokens), "48")]
+    return " ".join(["cgkit tour", *(f"{name} {value}" for name, value, usual in options if value != usual)])

@@ -1,0 +1,61 @@
+"""The Triton kernels in Triton's interpreter. Not collected by name: test_triton.py runs this file in a
+process of its own, because TRITON_INTERPRET counts only if it is set before Triton is imported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from hypothesis import HealthCheck, given, settings
+
+from cgkit.kernels import triton_decode
+from cgkit.kernels.triton_decode import paged_attention_decode
+from tests.kernels.cases import Case, arguments, assert_caches, assert_right, cases, make_case
+from tests.kernels.checks import DECODE, PREFILL, prefill, run_decode, run_prefill
+
+assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1"
+few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("name", DECODE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_decode(name: str, dtype: torch.dtype) -> None:
+    run_decode(name, dtype, "cpu")
+
+
+@pytest.mark.parametrize("name", PREFILL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_prefill(name: str, dtype: torch.dtype) -> None:
+    run_prefill(name, dtype, "cpu")
+
+
+@few
+@given(cases(decode=True))
+def test_decode_of_random_batches(case: Case) -> None:
+    paged_attention_decode(*arguments(case))
+    assert_right(case)
+
+
+@few
+@given(cases())
+def test_prefill_of_random_batches(case: Case) -> None:
+    prefill(case)
+    assert_right(case)
+
+
+def test_a_divided_context_leaves_its_counters_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_decode, "MIN_CHUNK", 64)
+    case = make_case([1, 1], [300, 65], kv_heads=1, group=2)
+    assert triton_decode.num_splits(2, 400, -1) > 1
+    for _ in range(2):
+        paged_attention_decode(*arguments(case))
+        assert_right(case)
+    counters = triton_decode._workspace(torch.device("cpu"), 16, 16)[2]
+    assert not counters.any()
+
+
+def test_padding_is_written_nowhere() -> None:
+    case = make_case([1], [5], padded_reqs=2, padded_tokens=2)
+    case.key_cache[0] = case.expected_key_cache[0] = 7.0  # also not into the null block
+    paged_attention_decode(*arguments(case))
+    assert_caches(case)

@@ -1,0 +1,105 @@
+"""The Triton kernels: in the interpreter (a process of its own), and on CUDA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from tests.kernels.cases import Case, arguments, assert_right, cases, make_case
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    here = Path(__file__)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("interpreted.py"))],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=here.parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decode_on_cuda(dtype: torch.dtype) -> None:
+    from tests.kernels.checks import DECODE, run_decode
+
+    for name in DECODE:
+        run_decode(name, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_prefill_on_cuda(dtype: torch.dtype) -> None:
+    from tests.kernels.checks import PREFILL, run_prefill
+
+    for name in PREFILL:
+        run_prefill(name, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@many
+@given(cases(decode=True, max_len=700, device="cuda"))
+def test_random_decode_batches_on_cuda(case: Case) -> None:
+    attend_on_cuda(case)
+
+
+@pytest.mark.gpu
+@many
+@given(cases(device="cuda"))
+def test_random_batches_on_cuda(case: Case) -> None:
+    attend_on_cuda(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(8, 4, 64), (8, 2, 128), (8, 4, 128), (3, 3, 64)])
+@pytest.mark.parametrize("batch", [1, 2, 32])
+def test_decode_of_real_shapes_on_cuda(batch: int, kv_heads: int, group: int, head_dim: int) -> None:
+    lengths = [1 + 97 * i % 2000 for i in range(1, batch + 1)]
+    case = make_case(
+        [1] * batch, lengths, kv_heads=kv_heads, group=group, head_dim=head_dim, dtype=torch.bfloat16,
+        device="cuda", padded_reqs=3, padded_tokens=1,
+    )  # fmt: skip
+    attend_on_cuda(case)
+
+
+@pytest.mark.gpu
+def test_a_recorded_decode_serves_other_lengths_with_the_same_bits() -> None:
+    case = make_case(
+        [1, 1, 1], [900, 5, 300], kv_heads=1, group=4, head_dim=64, device="cuda", dtype=torch.bfloat16,
+        padded_reqs=1, padded_tokens=1,
+    )  # fmt: skip
+    attend_on_cuda(case)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        from cgkit.kernels import attend
+
+        attend(*arguments(case))
+    for lengths in ([900, 5, 300], [10, 1, 299]):
+        case.metadata.seq_lens[:3] = torch.tensor(lengths, dtype=torch.int32)
+        case.output.fill_(7.0)
+        graph.replay()
+        replayed = case.output.clone()
+        attend(*arguments(case))
+        assert torch.equal(replayed, case.output)
+        assert not replayed[3].any()
+
+
+def attend_on_cuda(case: Case) -> None:
+    from cgkit.kernels import attend
+
+    case.key_cache[0] = case.value_cache[0] = 0
+    attend(*arguments(case))
+    assert_right(case)

@@ -1,0 +1,94 @@
+"""Frames as the stages give them, for a Llama of any depth."""
+
+import pandas as pd
+
+from cgkit.plotting.tour_page import TourData
+
+
+def pieces(layers: int = 30, keys: bool = True) -> pd.DataFrame:
+    last = 2 * layers
+    rows = []
+    for i in range(last + 1):
+        splitting = i % 2 == 1
+        key = "" if splitting else "first" if i == 0 else "last" if i == last else "middle"
+        operators = {
+            "": "cgkit::unified_attention_with_output",
+            "first": "aten.embedding, aten.linear, aten.linear, aten.rsqrt",
+            "middle": "aten.linear, aten.linear, aten.linear, aten.silu, aten.mul",
+            "last": "aten.linear, aten.silu, aten.rsqrt",
+        }[key]
+        row = {
+            "piece": f"submod_{i}",
+            "kind": "splitting" if splitting else "capturable",
+            "nodes": 1 if splitting else 20,
+            "inputs": 4,
+            "outputs": 0 if splitting else 4,
+            "operators": operators,
+        }
+        rows.append({**row, "key": key} if keys else row)
+    return pd.DataFrame(rows)
+
+
+def compilations(layers: int = 30) -> pd.DataFrame:
+    frame = pieces(layers)
+    frame = frame[frame["kind"] != "splitting"]
+    seconds = []
+    for key, first in zip(frame["key"], ~frame["key"].duplicated()):
+        seconds.append({"first": 9.0, "middle": 3.0, "last": 1.0}[key] if first else 0.0)
+    return frame[["piece", "key"]].assign(shape="general", compile_s=seconds)
+
+
+def captures(layers: int = 30, sizes: tuple[int, ...] = (8, 4, 2, 1)) -> pd.DataFrame:
+    rows = []
+    reserved = 0
+    for mode, graphs in (("PIECEWISE", layers + 1), ("FULL", 1)):
+        for size in sizes:
+            for i in range(graphs):
+                reserved += 4096 * size
+                rows.append((f"submod_{2 * i}", mode, size, 0.002, reserved))
+    columns = ["name", "mode", "num_tokens", "seconds", "pool_reserved_after_bytes"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def steps() -> pd.DataFrame:
+    rows = [("prefill", 5, 167, 167, "NONE", 310.0)]
+    rows += [("decode", 5, 5, 8, "FULL", 70.0)] * 20 + [("decode", 1, 1, 1, "FULL", 60.0)] * 5
+    return pd.DataFrame(rows, columns=["kind", "num_reqs", "num_tokens", "num_padded_tokens", "mode", "ms"])
+
+
+def times() -> pd.DataFrame:
+    modes = ["eager", "compiled", "PIECEWISE", "FULL"]
+    return pd.DataFrame(
+        {"mode": modes, "ms_per_token": [92.0, 71.0, 72.0, 70.5], "low_ms": [90.0] * 4, "high_ms": [99.0] * 4}
+    )
+
+
+def counters() -> pd.DataFrame:
+    return pd.DataFrame({"counter": ["num_graphs_seen", "dynamo_as_is_count"], "count": [1, 0]})
+
+
+def tour_data(**changes) -> TourData:
+    nodes = pd.DataFrame({"op": ["placeholder", "call_function"], "operator": ["", "aten.mul"]})
+    fields = {
+        "model": "toy-llama",
+        "device": "cpu",
+        "emulated": True,
+        "layers": 30,
+        "sizes": [1, 2, 4, 8],
+        "mode": "FULL",
+        "dtype": "float32",
+        "requests": 5,
+        "tokens": 26,
+        "tokens_equal": True,
+        "nodes": nodes,
+        "pieces": pieces(keys=False),
+        "compilations": compilations(),
+        "captures": captures(),
+        "steps": steps(),
+        "times": times(),
+        "counters": counters(),
+        "stages": pd.DataFrame({"stage": ["trace"], "seconds": [5.0]}),
+        "answers": pd.DataFrame({"prompt": ["<b>Why?</b>"], "answer": ["Because & so"]}),
+        "stitch_source": "def execute(x):\n    return (x,)\n",
+    }
+    return TourData(**{**fields, **changes})

@@ -1,0 +1,45 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from cgkit.plotting import human_bytes, table, text_table
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1,023 B"), (2048, "2.0 KiB"), (48 * 2**20, "48.0 MiB"), (3e12, "2,794.0 GiB")],
+)
+def test_bytes_in_a_fitting_unit(count, text):
+    assert human_bytes(count) == text
+
+
+def test_units_come_from_the_column_names():
+    html = table(pd.DataFrame({"pool_bytes": [2048], "dur_us": [1.26], "seconds": [0.5], "n": [1234]}))
+    for part in ("2.0 KiB", "dur (µs)", "1.3", "seconds (s)", "0.50", "1,234"):
+        assert part in html
+
+
+def test_text_is_escaped_and_cut_with_the_whole_in_the_tooltip():
+    html = table(pd.DataFrame({"name": ["<script>" + "x" * 80]}), chars=20)
+    assert "<script>" not in html
+    assert f'title="&lt;script&gt;{"x" * 80}"' in html
+    assert "…" in html
+
+
+def test_many_rows_are_folded():
+    html = table(pd.DataFrame({"n": range(30)}), rows=10)
+    assert "<summary>20 more rows</summary>" in html
+    assert "<details>" not in table(
+        pd.DataFrame({"n": range(12)}), rows=10
+    )  # a fold of two rows hides nothing
+
+
+def test_missing_values_are_empty_and_bools_are_words():
+    html = table(pd.DataFrame({"x": [None, np.nan], "yes": [True, np.bool_(False)]}))
+    assert "nan" not in html.lower()
+    assert "<td>yes</td>" in html and "<td>no</td>" in html
+
+
+def test_a_terminal_table_is_aligned():
+    text = text_table(pd.DataFrame({"mode": ["eager", "FULL & more"], "dur_ms": [92.125, 7.0]}), indent="")
+    assert text.splitlines() == ["mode         dur (ms)", "eager           92.12", "FULL & more      7.00"]

@@ -1,0 +1,137 @@
+"""The rules of the house: what no single part can be tested for."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import cgkit
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "cgkit").rglob("*.py"))
+STAGES = ("tracing", "splitting", "compiling", "capturing", "serving")
+
+#: Types without a public name, needed for ``isinstance`` where an fx node's target is looked at.
+PRIVATE_BUT_NEEDED = {"torch._ops"}
+
+
+def run(*command: str) -> str:
+    """Runs a tool of this environment in the repository; fails with what it printed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tool(name: str) -> str:
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        pytest.skip(f"{name} is not installed here")
+    return str(path)
+
+
+def test_import_costs_little_more_than_torch():
+    code = "import torch, time; t = time.perf_counter(); import cgkit; print(time.perf_counter() - t)"
+    costs = [float(run(sys.executable, "-c", code)) for _ in range(3)]
+    assert min(costs) <= 0.3
+
+
+def test_a_configuration_costs_no_compiler_and_no_plot():
+    code = (
+        "import torch, sys; before = set(sys.modules); import cgkit; cgkit.CompilationConfig(); "
+        "cgkit.compilation_counter; print(*(set(sys.modules) - before))"
+    )
+    loaded = run(sys.executable, "-c", code).split()
+    heavy = {"matplotlib", "pandas", "transformers", "triton", "IPython"} & {m.split(".")[0] for m in loaded}
+    assert heavy == set()
+
+
+def test_arrows_between_the_folders_point_one_way():
+    assert "0 broken" in run(tool("lint-imports"), "--no-cache")
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("format", "--check")], ids=" ".join)
+def test_ruff(arguments):
+    run(tool("ruff"), *arguments, "cgkit", "tests")
+
+
+def private_torch_names(source: str) -> set[str]:
+    """Every ``torch.…._x`` that code (not text) reaches for, up to and with its first private part."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if match := re.match(r"torch\.(?:[a-z]\w*\.)*_[a-z]\w*", name, re.I):
+                found.add(match[0])
+    return found
+
+
+def test_the_search_for_private_names_finds_them():
+    lines = [
+        "from torch._inductor import config",
+        "import torch",
+        "torch.fx._lazy",
+        "'torch._x'",
+        "torch.fx.Node",
+    ]
+    source = "\n".join([*lines, "torch.ops.aten._to_copy"])
+    assert private_torch_names(source) == {"torch._inductor", "torch.fx._lazy", "torch.ops.aten._to_copy"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_names_of_torch_stand_in_one_file(path):
+    if path.name == "torch_hooks.py":
+        return
+    names = private_torch_names(path.read_text())
+    # an operator's own name may begin with an underscore (aten._to_copy): that is no hook
+    names = {name for name in names if not name.startswith("torch.ops.")}
+    assert names - PRIVATE_BUT_NEEDED == set()
+
+
+@pytest.mark.parametrize("name", cgkit.__all__)
+def test_every_public_name_resolves_and_says_what_it_is(name):
+    value = getattr(cgkit, name)
+    assert (getattr(value, "__doc__", None) or "").strip()
+    assert name in dir(cgkit)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_says_what_it_is_and_has_a_readme(stage):
+    assert len(import_module(f"cgkit.{stage}").__doc__) > 30
+    assert (ROOT / "cgkit" / stage / "README.md").stat().st_size > 300
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        cgkit.nothing  # noqa: B018
+
+
+def test_commands_of_the_readme_exist():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    blocks = re.findall(r"```console\n(.*?)```", readme, re.S)
+    inline = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", readme, flags=re.S))
+    code = "\n".join(blocks + inline)
+    used = set(re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z][a-z-]*)", code))
+    assert {"tour", "test", "lab"} <= used <= targets
+    for command in set(re.findall(r"\bcgkit ([a-z]+)", code)):
+        run(sys.executable, "-m", "cgkit", command, "--help")
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_ci_runs_the_tests_and_stops_at_the_first_failure():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "set -euo pipefail" in script and "make test\n" in script
