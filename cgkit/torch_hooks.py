@@ -539,9 +539,7 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (torch.__fil
 
 def is_library_file(file: str) -> bool:
     """Whether a source file is torch's or cgkit's own tracing code, not the user's."""
-    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(
-        _LIBRARY_FOLDERS[1] + "tracing" + os.sep
-    )
+    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ", _LIBRARY_FOLDERS[1] + "tracing" + os.sep))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
