@@ -1,5 +1,6 @@
 """Every notebook runs from its first cell to its last, and what is committed was run."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,9 +25,9 @@ def execute(path: Path, replace: dict[str, str], twice: bool = False):
     if twice:
         again = [cell for cell in notebook.cells if cell.cell_type == "code"]
         notebook.cells += nbformat.from_dict([dict(cell, id=f"{cell.id}-2") for cell in again])
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
-    ).execute()
+    where = {"metadata": {"path": str(FOLDER)}}
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
+    client.execute(env={**os.environ, "PYTHONPATH": str(FOLDER.parent)})
     return notebook
 
 
