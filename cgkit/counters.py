@@ -8,6 +8,7 @@ where a benchmark only says "slow".
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -85,8 +86,12 @@ class CompilationCounter(Shown):
 compilation_counter = CompilationCounter()
 
 
+_lock = threading.Lock()  # two threads may compile at the same time
+
+
 def _add(name: str, count: int = 1) -> None:
-    setattr(compilation_counter, name, getattr(compilation_counter, name) + count)
+    with _lock:
+        setattr(compilation_counter, name, getattr(compilation_counter, name) + count)
 
 
 def _on_split(event: events.GraphSplit) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from cgkit.errors import UnsupportedTorchError
@@ -222,7 +223,7 @@ def standalone_compile(
     more: dict[str, Any] = {}
     if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
         more["donate_graph_module"] = True
-    with torch.no_grad(), tracing(TracingContext(fake_mode)):
+    with torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
         return compile_it(
             graph_module,
             list(fake_args),
@@ -280,6 +281,7 @@ def running_fake(fake_mode: Any) -> AbstractContextManager[Any]:
     from torch._dispatch.python import enable_python_dispatcher
 
     stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))  # inference tensors do not count their writes
     stack.enter_context(torch.no_grad())
     stack.enter_context(fake_mode)
     stack.enter_context(enable_python_dispatcher())
@@ -538,9 +540,7 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (torch.__fil
 
 def is_library_file(file: str) -> bool:
     """Whether a source file is torch's or cgkit's own tracing code, not the user's."""
-    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(
-        _LIBRARY_FOLDERS[1] + "tracing" + os.sep
-    )
+    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ", _LIBRARY_FOLDERS[1] + "tracing" + os.sep))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -682,3 +682,50 @@ def returns_several(target: Any) -> bool | None:
     if schema is None:
         return None
     return len(schema.returns) > 1 or any("List" in str(returned.type) for returned in schema.returns)
+
+
+class _LeanDynamoUtils:
+    """``torch._dynamo.utils`` as Dynamo's bytecode sees it, less what costs time at each call.
+
+    The bytecode opens a profiler range around fetching the graph's inputs, and reads sizes through
+    functions that switch Dynamo off and on again: microseconds a step that only a trace in progress needs.
+    """
+
+    @staticmethod
+    def record_pregraph_bytecode_enter() -> None:
+        return None
+
+    @staticmethod
+    def record_pregraph_bytecode_exit(_: Any) -> None:
+        return None
+
+    @staticmethod
+    def call_size(x: torch.Tensor, dim: int) -> int:
+        return x.size(dim)
+
+    @staticmethod
+    def call_stride(x: torch.Tensor, dim: int) -> int:
+        return x.stride(dim)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch._dynamo.utils, name)
+
+
+_lean_dynamo_utils = _LeanDynamoUtils()
+
+
+def lean_global(value: Any) -> Any:
+    """What stands for a global of Dynamo's bytecode when no guard is before it: its helpers, made lean.
+
+    Read in torch 2.13; where the bytecode has no such helpers (2.11 has some), nothing is replaced.
+    """
+    import torch._dynamo.utils
+
+    return _lean_dynamo_utils if value is torch._dynamo.utils else value
+
+
+def dispatch_mode_class() -> type[Any]:
+    """``TorchDispatchMode``: a mode that sees every operator below autograd. 2.11 to 2.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode

@@ -64,6 +64,7 @@ class CapturedGraphs(Shown):
     ) -> None:
         self.compiled, self.sizes, self.mode, self.platform = compiled, sizes, mode, platform
         self.pool = platform.new_pool() if pool is None else pool
+        self._own_pool = pool is None
         self.lock: CaptureLock = compiled.lock
         self.dispatcher = CudagraphDispatcher(mode, sizes)
         self.model_inputs = ModelInputs(compiled)
@@ -224,12 +225,16 @@ class CapturedGraphs(Shown):
     # --- ending ----------------------------------------------------------------------------------
 
     def free(self) -> None:
-        """Drops the graphs and gives the pool back. Calls raise afterwards; the compiled model works on."""
+        """Drops the graphs and gives the pool back (one that was handed in stays with its owner).
+
+        Calls raise afterwards; the compiled model works on.
+        """
         for wrapper in self.wrappers:
             wrapper.clear()
         self.dispatcher.clear()
         self.inputs = self.weights = None
-        self.platform.free(self.pool)
+        if self._own_pool:
+            self.platform.free(self.pool)
         self.run = _freed(self.compiled.model_name)
         _alive.discard(self)
 

@@ -121,11 +121,13 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
 def _fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Writes the numbers among ``inputs`` into the graph, and drops remembered symbolic shapes."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    for node, value in zip(placeholders, inputs):
-        if isinstance(value, int):
-            for user in list(node.users):
-                user.args = fx.map_arg(user.args, lambda n, old=node, new=value: new if n is old else n)
-                user.kwargs = fx.map_arg(user.kwargs, lambda n, old=node, new=value: new if n is old else n)
+    numbers = {node: value for node, value in zip(placeholders, inputs) if isinstance(value, int)}
+
+    def number(node: fx.Node) -> Any:
+        return numbers.get(node, node)
+
     for node in graph_module.graph.nodes:
+        node.args = fx.map_arg(node.args, number)
+        node.kwargs = fx.map_arg(node.kwargs, number)
         node.meta.pop("example_value", None)
     graph_module.recompile()

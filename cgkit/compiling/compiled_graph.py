@@ -64,7 +64,7 @@ class CompiledGraph(Shown):
     ) -> None:
         self.split = split
         self.config = config
-        self.lock = CaptureLock(self.model_name)
+        self.lock = CaptureLock(split.model_name)
         self.backends: list[PiecewiseBackend] = []
         self.seconds = 0.0
         self._finished = False
@@ -89,8 +89,8 @@ class CompiledGraph(Shown):
 
     @property
     def model_name(self) -> str:
-        """The model's name, or "graph" for a graph that came without a model."""
-        return self.split.traced.model_name if self.split.traced is not None else "graph"
+        """The model's class, or the fx graph's."""
+        return self.split.model_name
 
     @property
     def num_unique(self) -> int:
@@ -193,9 +193,7 @@ class CompiledGraph(Shown):
 
     def bind(self, execute: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """A callable with the model's own signature that runs ``execute`` (default: :meth:`stitch`)."""
-        if self.split.traced is None:
-            return execute or self.stitch()
-        return self.split.traced.bind(execute or self.stitch())
+        return self.split.bind(execute or self.stitch())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model with compiled pieces, without recorded graphs."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import enum
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -79,7 +79,12 @@ def content_key(
 
 def process_settings() -> dict[str, Any]:
     """What decides about generated code besides the graph, as far as it can change in a process."""
+    autocast = {
+        f"autocast {device}": torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        for device in ("cpu", "cuda")
+    }
     return {
+        **autocast,
         "torch": torch.__version__,
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -122,7 +127,7 @@ class _Text:
 
     def symbolic(self, value: Any) -> str:
         expression = torch_hooks.symbolic_expression(value)
-        free = getattr(expression, "free_symbols", set())
+        free: set[Any] = getattr(expression, "free_symbols", set())
         for symbol in sorted(free - self.symbols.keys(), key=str):
             self.symbols[symbol] = type(symbol)(f"d{len(self.symbols)}", **symbol.assumptions0)
         return str(expression.xreplace(self.symbols) if free else expression)
@@ -166,12 +171,12 @@ class _Text:
             return "\n".join(["graph", *self.graph(value, indent + "  ")])
         return self.of(value)
 
-    def function(self, target: Callable[..., Any]) -> str:
+    def function(self, target: Any) -> str:
         if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             return f"op {target}"
         if isinstance(target, torch._ops.HigherOrderOperator):
             return f"higher order op {target.name()}"
-        name = getattr(target, "__qualname__", None) or getattr(target, "__name__", "")
+        name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
         # torch.cat says that it belongs to no module, and Tensor methods to a private base class.
         method = f"Tensor.{getattr(target, '__name__', '')}"
         own = getattr(target, "__module__", None) or ""

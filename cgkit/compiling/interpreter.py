@@ -115,7 +115,8 @@ class PiecewiseCompileInterpreter:
         candidates = sorted(index for group in groups for index in group)
         if not candidates:
             return ()
-        probe = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
+        with torch_hooks.running_fake(self.fake_mode):
+            probe = [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs]
         before = [probe[index]._version for index in candidates]
         self._run(piece, probe)
         written = {i for i, version in zip(candidates, before) if probe[i]._version != version}

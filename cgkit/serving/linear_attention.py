@@ -98,9 +98,7 @@ def _power(decay: float, exponent: Tensor, like: Tensor) -> Tensor:
     return torch.pow(decay, exponent.clamp(min=0).to(like.dtype))
 
 
-register_op(
-    "linear_attention_with_output", linear_attention_with_output, mutates_args=["state", "output"]
-)
+register_op("linear_attention_with_output", linear_attention_with_output, mutates_args=["state", "output"])
 
 
 class LinearAttention(nn.Module):

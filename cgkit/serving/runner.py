@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
+from operator import index
 from typing import Any
 
 import torch
@@ -58,7 +60,8 @@ class Runner:
         max_num_seqs: requests in one step; None: what ``config`` says.
         max_model_len: tokens of one request, prompt and answer; None: the model's, at most 2048.
         max_num_batched_tokens: tokens in one step; longer prompts are prefilled in several. None:
-            what ``config`` says, else ``max_model_len`` (at least ``max_num_seqs``).
+            what ``config`` says, else ``max_model_len`` or the largest recorded size. At least
+            ``max_num_seqs``.
         kv_cache_tokens: room in the KV cache; None: every request at its longest, at most 1 GiB.
 
     Raises:
@@ -82,22 +85,23 @@ class Runner:
         self.model, self.tokenizer = model, tokenizer
         self.device, self.dtype = weight.device, weight.dtype
         longest = model.config.max_position_embeddings
-        self.max_num_seqs = _at_least_1("max_num_seqs", max_num_seqs or config.max_num_seqs)
-        self.max_model_len = _at_least_1("max_model_len", max_model_len or min(longest, 2048))
+        self.max_num_seqs = _at_least_1("max_num_seqs", _given(max_num_seqs, config.max_num_seqs))
+        self.max_model_len = _at_least_1("max_model_len", _given(max_model_len, min(longest, 2048)))
         if self.max_model_len > longest:
             raise ServingError(
                 f"max_model_len={max_model_len} is beyond the {longest} positions of {model.config.name}"
             )
-        tokens = max_num_batched_tokens or config.max_num_batched_tokens or self.max_model_len
-        self.max_num_batched_tokens = max(_at_least_1("max_num_batched_tokens", tokens), self.max_num_seqs)
+        given = _given(max_num_batched_tokens, config.max_num_batched_tokens)
         self.config = replace(
             config,
             cudagraph_copy_inputs=False,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=None if given is None else _at_least_1("max_num_batched_tokens", given),
         )
-        self.kv_cache = self._make_kv_cache(block_size, kv_cache_tokens)
         self.executor = Executor(model, self.config)
+        most = max(self.max_model_len, self.executor.largest_size) if given is None else given
+        self.max_num_batched_tokens = max(most, self.max_num_seqs)
+        self.kv_cache = self._make_kv_cache(block_size, kv_cache_tokens)
         self.inputs = InputBatch(
             self.executor.pad(self.max_num_seqs),
             max(self.executor.largest_size, self.max_num_batched_tokens),
@@ -178,11 +182,10 @@ class Runner:
                 raise ServingError(
                     f"{count} tokens scheduled of a request with {request.num_pending} pending"
                 )
-            if end > min(len(request.blocks) * self.kv_cache.block_size, self.max_model_len):
+            if end > self.max_model_len:
                 raise ServingError(
-                    f"a request would reach {end} tokens with {len(request.blocks)} blocks of "
-                    f"{self.kv_cache.block_size} and max_model_len={self.max_model_len}: give it more blocks "
-                    "before the step, or finish it"
+                    f"a request would reach {end} tokens; max_model_len is {self.max_model_len}: finish it "
+                    "before, or build the runner with a larger max_model_len"
                 )
         return num_tokens
 
@@ -233,7 +236,9 @@ class Runner:
         return [self._completion(request) for request in requests]
 
     def _requests(self, prompts: Any, max_tokens: int, sampling: Any, stop_at_eos: bool) -> list[Request]:
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+        if hasattr(prompts, "tolist"):
+            prompts = prompts.tolist()
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
             prompts = [prompts]
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(params) != len(prompts):
@@ -243,35 +248,38 @@ class Runner:
         _at_least_1("max_tokens", max_tokens)
         stop_ids = frozenset(self.model.config.eos_token_ids if stop_at_eos else ())
         requests = []
-        for index, (prompt, each) in enumerate(zip(prompts, params)):
-            request = Request(self._token_ids(prompt, index), max_tokens, each, stop_ids)
-            self._check_length(request, index)
+        for number, (prompt, each) in enumerate(zip(prompts, params)):
+            request = Request(self._token_ids(prompt, number), max_tokens, each, stop_ids)
+            self._check_length(request, number)
             request.generator = each.generator(self.device)
             requests.append(request)
         return requests
 
-    def _token_ids(self, prompt: Prompt, index: int) -> list[int]:
+    def _token_ids(self, prompt: Prompt, number: int) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ServingError(
-                    f"prompt {index} is text, and the runner has no tokenizer; give token ids, or "
+                    f"prompt {number} is text, and the runner has no tokenizer; give token ids, or "
                     "Runner(model, tokenizer)"
                 )
             prompt = self.tokenizer.encode(prompt) if prompt else []
-        ids = [int(token) for token in prompt]
+        try:
+            ids = [index(token) for token in prompt]
+        except TypeError as error:
+            raise ServingError(f"prompt {number} is neither text nor a list of token ids: {error}") from error
         if not ids:
-            raise ServingError(f"prompt {index} is empty; a request needs at least one token")
+            raise ServingError(f"prompt {number} is empty; a request needs at least one token")
         size = self.model.config.vocab_size
         if wrong := [token for token in ids if not 0 <= token < size]:
-            raise ServingError(f"prompt {index} has token {wrong[0]}, and the vocabulary ends at {size - 1}")
+            raise ServingError(f"prompt {number} has token {wrong[0]}, and the vocabulary ends at {size - 1}")
         return ids
 
-    def _check_length(self, request: Request, index: int) -> None:
+    def _check_length(self, request: Request, number: int) -> None:
         length, room = len(request.prompt), min(self.max_model_len, self.kv_cache.max_tokens)
         if length + request.max_tokens > room:
             limit = "max_model_len" if room == self.max_model_len else "the KV cache"
             raise ServingError(
-                f"prompt {index} has {length} tokens and may get {request.max_tokens} more, but {limit} "
+                f"prompt {number} has {length} tokens and may get {request.max_tokens} more, but {limit} "
                 f"holds {room}: shorten the prompt, lower max_tokens"
                 f"{f' to {room - length}' if length < room else ''}, or build the runner with a larger "
                 f"{'max_model_len' if room == self.max_model_len else 'kv_cache_tokens'}"
@@ -324,6 +332,10 @@ class Runner:
         shown = [token for token in request.answer if token not in request.stop_ids]
         text = None if self.tokenizer is None else self.tokenizer.decode(shown)
         return Completion(list(request.prompt), request.answer, text, request.finish_reason)
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _at_least_1(name: str, value: Any) -> int:

@@ -184,15 +184,19 @@ def _with_real_annotations(op_func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define(name: str, namespace: str, schema: str) -> Library:
-    library = Library(namespace, "FRAGMENT")
-    try:
-        library.define(name.split("::")[1] + schema)
-    except RuntimeError as error:
-        destroy_library(library)
+    op_name = name.split("::")[1]
+    # asked for beforehand: torch refuses a name twice, but would add an overload to aten::add
+    if hasattr(getattr(torch.ops, namespace), op_name):
         raise SplitError(
             f"{name} is already an operator, registered by someone else than register_op: "
             "choose another op_name or namespace"
-        ) from error
+        )
+    library = Library(namespace, "FRAGMENT")
+    try:
+        library.define(op_name + schema)
+    except RuntimeError as error:
+        destroy_library(library)
+        raise SplitError(f"{name} cannot be defined with the schema {schema}: {error}") from error
     return library
 
 

@@ -33,7 +33,7 @@ class Stitching:
     """The generated source of one split graph, and what its free names mean.
 
     ``source`` defines ``execute(*graph inputs)``; ``constants`` are its globals, apart from the
-    callables of the pieces, which :meth:`compile` adds under the pieces' names.
+    callables of the pieces, which :meth:`compile` adds.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Stitching:
         self.constants: dict[str, Any] = {}
         self._assignment = assignment
         self._graph = graph_module.graph
-        self._taken = {node.name for node in self._graph.nodes} | {piece.name for piece in pieces}
-        self._taken |= {"execute", *keyword.kwlist}
-        self._constant_names: dict[Any, str] = {}
+        self._taken = {"execute", *keyword.kwlist, *(node.name for node in self._graph.nodes)}
+        self._constant_names: dict[int, str] = {}
+        self._callable_names = [self._free_name(piece.name) for piece in pieces]
         self.source = self._write()
 
     def compile(self, callables: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ class Stitching:
                 + (" (inline_splitting=False takes one for each piece)" if self.inline else "")
             )
         names = dict(self.constants)
-        names.update((piece.name, function) for piece, function in zip(called, callables))
+        names.update((self._callable_names[p.index], function) for p, function in zip(called, callables))
         filename = f"<cgkit stitching {next(_serial)}>"
         exec(compile(self.source, filename, "exec"), names)  # the source is ours, from the graph
         function = names["execute"]
@@ -74,7 +74,11 @@ class Stitching:
     def _write(self) -> str:
         dead_after = self._dead_after()
         lines = [f"def execute({', '.join(self._parameters())}):"]
-        lines += [f"    {self._statement(node)}" for node in self._assignment.prologue]
+        # a piece takes the symbols of its inputs' shapes even where no node uses them
+        taken = {name for piece in self.pieces for name in piece.input_names}
+        for node in self._assignment.prologue:
+            if node.users or node.name in taken:
+                lines.append(f"    {node.name} = {self._call(node)}")
         for piece in self.pieces:
             lines += [f"    # {self._describe(piece)}"]
             lines += [f"    {line}" for line in self._piece_lines(piece)]
@@ -100,7 +104,7 @@ class Stitching:
     def _piece_lines(self, piece: Piece) -> list[str]:
         if self.inline and piece.is_splitting:
             return self._inline_lines(piece)
-        call = f"{piece.name}({', '.join(piece.input_names)})"
+        call = f"{self._callable_names[piece.index]}({', '.join(piece.input_names)})"
         names = piece.output_names
         return [f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}" if names else call]
 
@@ -190,16 +194,16 @@ class Stitching:
             return self._constant_names[id(value)]
         stem = "".join(c if c.isalnum() else "_" for c in label).strip("_")[:60] or "constant"
         stem = f"c_{stem}" if stem[0].isdigit() else stem
-        name = next(
-            n for n in itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(1))) if self._free(n)
-        )
-        self._taken.add(name)
+        name = self._free_name(stem)
         self.constants[name] = value  # also keeps it alive, so that its id stays its own
         self._constant_names[id(value)] = name
         return name
 
-    def _free(self, name: str) -> bool:
-        return name not in self._taken and not hasattr(builtins, name)
+    def _free_name(self, stem: str) -> str:
+        candidates = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(1)))
+        name = next(n for n in candidates if n not in self._taken and not hasattr(builtins, n))
+        self._taken.add(name)
+        return name
 
 
 def _direct(node: fx.Node) -> Any:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError, TraceError
@@ -170,7 +169,7 @@ class _NodeByNode(fx.Interpreter):
         return super().run_node(n)
 
 
-class _WriteWatch(TorchDispatchMode):
+class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
     """Sees every operator, and whether its schema writes to a storage that the model keeps."""
 
     supports_higher_order_operators = True
@@ -219,6 +218,6 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _declares_its_writes(node: fx.Node | None) -> bool:
     """Whether the node calls an operator outside of ATen, whose schema says what it mutates."""
     target = node.target if node is not None else None
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, torch_hooks.OpOverloadPacket):
         return str(target).partition(".")[0] not in _WATCHED
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _WATCHED
+    return isinstance(target, torch_hooks.OpOverload) and target.namespace not in _WATCHED

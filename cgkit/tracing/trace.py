@@ -222,7 +222,6 @@ class _GraphTaker:
             executor=self.executor if dispatch == "guard_filter" else None,
         )
 
-
     def let_go(self) -> None:
         """Dynamo keeps every backend it has seen for good; what this one took must not stay with it."""
         self.model = self.graph_module = self.context = None

@@ -242,7 +242,7 @@ def operator_name(node: fx.Node) -> str:
         return ""
     if isinstance(node.target, str):
         return node.target
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(node.target, (torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))
 

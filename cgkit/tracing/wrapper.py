@@ -153,7 +153,8 @@ def unguarded(code: CodeType, original: FunctionType, execute: Callable[..., Any
     module when it is reset.
     """
     names = _global_names(code)
-    scope = {name: original.__globals__[name] for name in names if name in original.__globals__}
+    known = original.__globals__
+    scope = {name: torch_hooks.lean_global(known[name]) for name in names if name in known}
     scope["__builtins__"] = original.__globals__.get("__builtins__", __builtins__)
     scope["__name__"] = original.__globals__.get("__name__", __name__)
     if execute is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cgkit import events
-from cgkit.capturing import capture, get_platform
+from cgkit.capturing import capture, free_all, get_platform
 from cgkit.capturing.wrapper import CUDAGraphWrapper
 from cgkit.config import CUDAGraphMode
 from cgkit.counters import compilation_counter
@@ -306,6 +306,17 @@ def test_capturing_again_and_freeing(device):
     assert "0 " in repr(first)
 
 
+def test_two_models_in_one_pool_and_free_all(device):
+    first = capture(toy(device), [2])
+    second = capture(toy(device, Layers(1)), [2], pool=first.pool, platform=first.platform)
+    second.free()
+    x = torch.randn(2, 8, device=device)
+    assert torch.equal(first(x), Toy()(x))
+    assert free_all() >= 1 and free_all() == 0
+    with pytest.raises(ReplayError, match="were freed"):
+        first(x)
+
+
 def test_without_graphs_the_artefact_still_runs(device):
     captured = capture(shared_toy(device), [2], mode="NONE")
     x = torch.randn(2, 8, device=device)
@@ -372,3 +383,16 @@ def test_a_platform_that_does_not_fit():
             capture(shared_toy("cpu"), [1], platform="cuda")
     with pytest.raises(ConfigError, match="unknown"):
         capture(shared_toy("cpu"), [1], platform="metal")
+
+
+@pytest.mark.slow  # a C++ compiler at work
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_with_inductor(device, mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    captured = capture(toy(device, compiler="inductor"), [1, 2, 4], mode=mode)
+    for tokens in (1, 2, 3, 4, 5):
+        x = torch.randn(tokens, 8, device=device)
+        padded = torch.zeros(captured.sizes.pad(tokens), 8, device=device)
+        padded[:tokens] = x
+        assert torch.equal(captured(x), captured.compiled(padded)[:tokens])
+        torch.testing.assert_close(captured(x), Toy()(x))

@@ -1,5 +1,7 @@
 """The runner without graphs: buffers, batches, requests that come and go, and bad input."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -92,16 +94,24 @@ def test_prefill_and_decode_of_different_requests_may_share_a_step(expected):
     assert [output.kind for output in outputs] == ["prefill", "prefill", "prefill", "decode"]
 
 
+def each_field(metadata):
+    return [getattr(metadata, field.name) for field in dataclasses.fields(metadata)]
+
+
 def test_inputs_never_move():
     runner = runner_of(max_num_seqs=5)
     inputs = runner.inputs
 
     def addresses():
-        buffers = [value for value in vars(inputs).values() if hasattr(value, "tensor")]
-        return [buffer.tensor.data_ptr() for buffer in buffers]
+        metadata = [inputs.fill_dummy(2, True), inputs.fill_dummy(9, False)]
+        tensors = [inputs.input_ids, inputs.positions, inputs.last_token_rows(1)]
+        tensors += [
+            value for each in metadata for value in each_field(each) if isinstance(value, torch.Tensor)
+        ]
+        return [tensor.data_ptr() for tensor in tensors]
 
     before = addresses()
-    assert len(before) == 8
+    assert len(before) == 3 + 2 * 6 and len(set(before)) == 8
     runner.generate(prompts_of(LENGTHS), max_tokens=3)
     assert addresses() == before
 
@@ -123,7 +133,11 @@ def test_dummy_inputs_are_valid_and_write_nothing(decode_only):
     runner = runner_of()
     size = 4 if decode_only else 21
     metadata = runner.inputs.fill_dummy(size, decode_only)
-    assert metadata.decode_only == decode_only and metadata.max_query_len == (1 if decode_only else 6)
+    assert (
+        metadata.decode_only == decode_only
+        and metadata.max_query_len == (1 if decode_only else 6)
+        and metadata.num_reqs == 4
+    )
     assert metadata.slot_mapping[:size].eq(-1).all()
     lengths = np.diff(metadata.query_start_loc.numpy())
     assert lengths.sum() == size and (lengths == metadata.seq_lens.numpy()).all()
@@ -156,6 +170,8 @@ BAD_PROMPTS = [
     pytest.param([[1, 97]], {}, "token 97.*ends at 96", id="unknown-token"),
     pytest.param([[1] * 60], {"max_tokens": 9}, "60 .*9 more.*max_model_len holds 64.*to 4", id="long"),
     pytest.param([[1] * 70], {}, "70 tokens.*larger max_model_len", id="longer-than-the-model"),
+    pytest.param([[1.5]], {}, "prompt 0 is neither text nor", id="no-token-ids"),
+    pytest.param([3.5], {}, "prompt 0 is neither text nor", id="no-prompts"),
     pytest.param([[1]], {"max_tokens": 0}, "max_tokens=0", id="no-tokens"),
     pytest.param([[1]], {"sampling": []}, "0 sampling parameters for 1 prompts", id="sampling"),
 ]
@@ -202,7 +218,8 @@ def test_a_step_that_does_not_fit_is_refused():
         ([], "0 requests"),
         ([Scheduled(request, 17)], "17 tokens"),
         ([Scheduled(request, 0)], "0 tokens scheduled"),
-        ([Scheduled(request, 9)], "9 tokens with 2 blocks of 4"),
+        ([Scheduled(request, 9)], "9 tokens has 2 blocks of 4"),
+        ([Scheduled(Request([1] * 65, 1, blocks=[1]), 1)] * 5, "5 requests"),
     ]:
         with pytest.raises(ServingError, match=says):
             runner.execute(batch)
@@ -211,7 +228,7 @@ def test_a_step_that_does_not_fit_is_refused():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_num_seqs": -1}, "max_num_seqs=-1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"max_model_len": 300}, "beyond the 256 positions"),
         ({"block_size": 0}, "block_size=0"),
         ({"kv_cache_tokens": 0}, "kv_cache_tokens=0"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cgkit import events
+from cgkit.capturing import free_all
 from cgkit.config import AttentionCGSupport, CompilationConfig, CUDAGraphMode
 from cgkit.counters import compilation_counter
 from cgkit.errors import CaptureLockedError
@@ -195,3 +196,15 @@ def test_an_attention_for_decode_only_keeps_mixed_batches_piecewise(caplog):
     assert executor.mode is CUDAGraphMode.FULL_AND_PIECEWISE
     assert "FULL becomes FULL_AND_PIECEWISE" in caplog.text
     assert Executor(model, config).mode is CUDAGraphMode.FULL
+
+
+def test_when_every_graph_was_freed_steps_run_compiled_without_one(stops):
+    """What ``cgkit.reset()`` does to a runner that somebody still holds."""
+    runner = runner_of(mode="FULL", sizes=(8,))
+    runner.capture_model()
+    free_all()
+    answers, steps = run(runner, stops)
+    assert answers == stops and {step.mode for step in steps} == {N}
+    runner.capture_model()
+    answers, steps = run(runner, stops)
+    assert answers == stops and {step.mode for step in steps} == {N, F}

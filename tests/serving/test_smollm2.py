@@ -64,7 +64,14 @@ def test_greedy_tokens_are_those_of_transformers(
 ):
     sizes = None if mode == "NONE" else SIZES
     config = CompilationConfig(level=level, cudagraph_mode=mode, cudagraph_capture_sizes=sizes)
-    runner = Runner(loaded.model, loaded.tokenizer, config, max_num_seqs=SEATS, max_model_len=128)
+    runner = Runner(
+        loaded.model,
+        loaded.tokenizer,
+        config,
+        max_num_seqs=SEATS,
+        max_model_len=128,
+        max_num_batched_tokens=384,
+    )
     started = time.perf_counter()
     runner.capture_model()
     captured = time.perf_counter()

@@ -21,7 +21,10 @@ WIDTH = 4
 OPERATORS = (
     "splittoy::attention",
     "splittoy.mixer.default",
-    *(f"aten::{name}" for name in ("add", "mul_", "chunk", "view", "sin", "copy_", "empty_like", "zeros_like")),
+    *(
+        f"aten::{name}"
+        for name in ("add", "mul_", "chunk", "view", "sin", "copy_", "empty_like", "zeros_like")
+    ),
     *(f"aten.{name}" for name in ("new_empty", "fill_", "add_", "t", "reshape", "add.Tensor")),
 )
 
@@ -42,9 +45,7 @@ KINDS = (
     *("slice_view", "transpose", "operator_sin", "operator_copy", "constant", "empty_of_size"),
 )
 
-steps = st.builds(
-    Step, st.sampled_from(KINDS), st.integers(0, 50), st.integers(0, 50), st.integers(1, 3)
-)
+steps = st.builds(Step, st.sampled_from(KINDS), st.integers(0, 50), st.integers(0, 50), st.integers(1, 3))
 programs = st.lists(steps, min_size=1, max_size=14)
 splitting_sets = st.lists(st.sampled_from(OPERATORS), unique=True, max_size=4)
 

@@ -119,7 +119,7 @@ def test_bad_dims_are_refused_by_name(dims, message):
 def test_dims_that_the_tensor_does_not_have():
     with pytest.raises(TraceError, match=r"'x' dimension 2, but the tensor has shape \(3, 8\)"):
         trace(Mlp(), torch.randn(3, 8), dynamic_arg_dims={"x": 2})
-    with pytest.raises(TraceError, match="'scale', but the first call gives it 0.5, which holds no tensor"):
+    with pytest.raises(TraceError, match=r"'scale', but the first call gives it 0\.5, which holds no tensor"):
         trace(Mlp(), torch.randn(3, 8), scale=0.5, dynamic_arg_dims={"x": 0, "scale": 0})
     with pytest.raises(TraceError, match=r"calls two dimensions 't', but they have the sizes 3 and 8"):
         trace(Mlp(), torch.randn(3, 8), dynamic_arg_dims={"x": {0: "t", 1: "t"}})

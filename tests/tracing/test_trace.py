@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import shutil
 import sys
 import weakref
 
@@ -174,7 +175,9 @@ def test_examples_are_fake_and_the_context_can_be_entered_again():
     assert TracingContext.try_get() is None
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler"
+)
 def test_standalone_compile_in_the_context_is_dynamic():
     from torch._inductor import standalone_compile
 
@@ -387,6 +390,36 @@ def test_one_tensor_for_two_arguments_is_no_assumption():
     traced = trace(Add(), x, x)
     y = torch.randn(3, 4)
     torch.testing.assert_close(traced(x, y), x - y)
+
+
+@pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("inner", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+def test_traced_in_one_gradient_mode_and_called_in_another(outer, inner, dispatch):
+    model = Mlp(1)
+    with outer():
+        traced = trace(model, torch.randn(3, 8), dispatch=dispatch, check_buffer_writes=True)
+    with inner():
+        x = torch.randn(7, 8)
+        out = traced(x)
+        torch.testing.assert_close(out, model(x).detach())
+    assert not out.requires_grad
+
+
+def test_higher_order_operators_pass_the_buffer_check():
+    class Cond(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", torch.ones(8))
+
+        def forward(self, x: torch.Tensor, flag: torch.Tensor):
+            return torch.cond(flag.sum() > 0, lambda x: x + self.offset, lambda x: x * 2, (x,))
+
+    flag = torch.ones(2)
+    traced = trace(Cond(), torch.randn(3, 8), flag, check_buffer_writes=True)
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(traced(x, flag), x + 1)
+    torch.testing.assert_close(traced(x, -flag), x * 2)
 
 
 def test_gradients_are_off_inside_and_as_before_outside():
