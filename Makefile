@@ -39,11 +39,10 @@ tour: $(STAMP) ## the whole road on a real model: out/tour.html and a table
 test: $(STAMP) ## the tests, at most 10 minutes
 	$(PYTEST) $(ARGS)
 
-test-slow: $(STAMP) ## only the long tests
-	$(PYTEST) -m 'slow and not gpu' --timeout 1800 $(ARGS)
+test-slow: $(STAMP) ## only the long tests, one at a time: some of them take the time
+	$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)
 
-test-all: $(STAMP) ## the tests, the long ones too
-	$(PYTEST) -m 'not gpu' --timeout 1800 $(ARGS)
+test-all: test test-slow ## the tests, the long ones too
 
 lab: $(STAMP) ## JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --notebook-dir notebooks $(ARGS)

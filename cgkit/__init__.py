@@ -35,10 +35,10 @@ __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from cgkit.capturing import (
-        CaptureSizes as CaptureSizes,
+        CapturedGraphs as CapturedGraphs,
     )
     from cgkit.capturing import (
-        CapturedGraphs as CapturedGraphs,
+        CaptureSizes as CaptureSizes,
     )
     from cgkit.capturing import (
         capture as capture,

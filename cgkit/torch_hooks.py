@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from cgkit.errors import UnsupportedTorchError
@@ -539,9 +540,7 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(file) + os.sep for file in (torch.__fil
 
 def is_library_file(file: str) -> bool:
     """Whether a source file is torch's or cgkit's own tracing code, not the user's."""
-    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ")) or file.startswith(
-        _LIBRARY_FOLDERS[1] + "tracing" + os.sep
-    )
+    return file.startswith((_LIBRARY_FOLDERS[0], "<frozen ", _LIBRARY_FOLDERS[1] + "tracing" + os.sep))
 
 
 def storage_key(tensor: torch.Tensor) -> int:

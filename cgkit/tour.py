@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from cgkit import __version__, events
-from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode
+from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode, whole_sizes
 from cgkit.counters import compilation_counter
 from cgkit.errors import CgkitError, ConfigError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
@@ -135,15 +135,16 @@ def tour(
         CgkitError: there is no such model or device, or the page cannot be written; nothing ran.
     """
     started = time.perf_counter()
+    whole_sizes("tokens", [tokens])
     page = _writable(Path(out))
     where = _device(device)
     clock = _Clock()
     before = compilation_counter.clone()
-    with clock.stage("load", model):
+    with clock.stage("loading"), _progress("loading", model):
         loaded = load_model(MODELS.get(model, model), device=where)
     runner, eager, captures = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
     lanes = [_Lane(mode, eager if mode == "eager" else runner) for mode in MODES]
-    with clock.stage("answer"):
+    with clock.stage("answering"):
         questions = [chat_prompt(loaded.tokenizer, prompt) for prompt in prompts]
         _race(lanes, questions, tokens)
     data = _data(loaded, runner, lanes, captures, clock, prompts, tokens, where)
@@ -171,8 +172,8 @@ def _build(
     limits = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
     room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
     with events.record(events.GraphCaptured) as captures:
-        with clock.stage("build"):
-            runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
+        runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
+        with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"):
             runner.capture_model()
     eager = Runner(
         loaded.model,
@@ -253,7 +254,7 @@ def _race(lanes: Sequence[_Lane], prompts: Sequence[str], tokens: int) -> None:
             lane.admit(prompt, tokens)
             request = lane.requests[-1]
             lane.step([Scheduled(request, request.num_pending)])
-        events.emit(events.Progress("answer", number + 1, total, "prefill"))
+        events.emit(events.Progress("answering", number + 1, total, "prefill"))
     for number in range(tokens - 1):
         if not any(lane.running for lane in lanes):
             break
@@ -261,9 +262,9 @@ def _race(lanes: Sequence[_Lane], prompts: Sequence[str], tokens: int) -> None:
         for lane in [*lanes[first:], *lanes[:first]]:
             if lane.running:
                 lane.step([Scheduled(request, 1) for request in lane.running])
-        events.emit(events.Progress("answer", len(prompts) + number + 1, total, "decode"))
+        events.emit(events.Progress("answering", len(prompts) + number + 1, total, "decode"))
     if number + 1 < tokens - 1 or tokens == 1:
-        events.emit(events.Progress("answer", total, total, "all answers have ended"))
+        events.emit(events.Progress("answering", total, total, "all answers have ended"))
 
 
 def _data(
@@ -339,15 +340,34 @@ def _answers(loaded: LoadedModel, lane: _Lane, prompts: Sequence[str]) -> Any:
 
 @dataclass
 class _Clock:
-    """Seconds of each stage, with a progress event at its beginning and its end."""
+    """Seconds of each part of the tour."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def stage(self, name: str, what: str = "") -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+
+
+@contextmanager
+def _progress(stage: str, what: str) -> Iterator[None]:
+    """Begins and ends a stage that cannot tell how far it is."""
+    events.emit(events.Progress(stage, 0, 1, what))
+    yield
+    events.emit(events.Progress(stage, 1, 1, what))
+
+
+@contextmanager
+def _told(kind: type[events.Event], stage: str) -> Iterator[None]:
+    """The same, ended by an event."""
+    undo = events.subscribe(kind, lambda event: events.emit(events.Progress(stage, 1, 1)))
+    events.emit(events.Progress(stage, 0, 1))
+    try:
+        yield
+    finally:
+        undo()
 
 
 def _frame(**columns: list[Any]) -> Any:

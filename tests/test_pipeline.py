@@ -306,7 +306,7 @@ def test_enable_if_and_bad_decorations() -> None:
             def forward(self, x):  # type: ignore[no-untyped-def]
                 return x
 
-    with pytest.raises(ConfigError, match="nn.Module"):
+    with pytest.raises(ConfigError, match=r"nn\.Module"):
         support_torch_compile(dict)
     with pytest.raises(ConfigError, match="CompilationConfig"):
         Model(compilation_config={"level": 3})
@@ -322,7 +322,7 @@ def test_none_argument_stays_none() -> None:
     cfg = CompilationConfig(cudagraph_mode="NONE", **EAGER)
     model = Model(compilation_config=cfg)
     model(x)
-    with pytest.raises(TraceError, match="'y'|y"):
+    with pytest.raises(TraceError, match="'y'"):
         model(x, x)
     model = Model(compilation_config=cfg)
     model(x, x)
@@ -338,7 +338,7 @@ def test_dataclass_of_tensors() -> None:
 
     @support_torch_compile
     class Model(nn.Module):
-        def forward(self, x: torch.Tensor, between: "IntermediateTensors | None" = None) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, between: IntermediateTensors | None = None) -> torch.Tensor:
             return x if between is None else x + between.hidden * between.residual
 
     Model.forward.__globals__["IntermediateTensors"] = IntermediateTensors

@@ -8,7 +8,8 @@ warm-ups that record nothing first; the garbage collector held off; the lock at 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,9 +106,10 @@ class _Capture:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
         with session(platform), torch.no_grad(), gc_held_off():
             started = time.perf_counter()
-            inputs = captured.inputs = self._make_inputs(make_inputs)
-            captured.open_ledger()
             plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
+            with self._naming_what_fitted(plan, 0):
+                inputs = captured.inputs = self._make_inputs(make_inputs)
+                captured.open_ledger()
             self._learn_output_dims(plan)
             self._record_all(plan)
             inputs.restore()
@@ -159,16 +161,21 @@ class _Capture:
     def _record_all(self, plan: Plan) -> None:
         for done, (mode, key) in enumerate(plan):
             events.emit(events.Progress("capturing", done, len(plan), f"{mode.name} {key.num_tokens}"))
-            failed: BaseException | None = None
-            try:
+            with self._naming_what_fitted(plan, done):
                 self._record(mode, key, first=done == 0)
-            except (torch.OutOfMemoryError, CaptureOutOfMemoryError) as error:
-                # Without its traceback, whose frames hold what was allocated last.
-                failed = error.with_traceback(None)
-                failed.__context__ = None
-            if failed is not None:
-                raise self._out_of_memory(failed, plan, done) from failed
         events.emit(events.Progress("capturing", len(plan), len(plan)))
+
+    @contextmanager
+    def _naming_what_fitted(self, plan: Plan, done: int) -> Iterator[None]:
+        """Turns running out of memory before ``plan[done]`` is complete into the error that helps."""
+        try:
+            yield
+            return
+        except (torch.OutOfMemoryError, CaptureOutOfMemoryError) as error:
+            # Without its traceback, whose frames hold what was allocated last.
+            failed = error.with_traceback(None)
+            failed.__context__ = None
+        raise self._out_of_memory(failed, plan, done) from failed
 
     def _record(self, mode: CUDAGraphMode, key: BatchDescriptor, first: bool) -> None:
         captured = self.captured

@@ -193,9 +193,7 @@ class CompiledGraph(Shown):
 
     def bind(self, execute: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """A callable with the model's own signature that runs ``execute`` (default: :meth:`stitch`)."""
-        if self.split.traced is None:
-            return execute or self.stitch()
-        return self.split.traced.bind(execute or self.stitch())
+        return self.split.bind(execute or self.stitch())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model with compiled pieces, without recorded graphs."""

@@ -45,13 +45,16 @@ class CachedLaunch:
         constants: tuple[Any, ...] = (),
     ) -> None:
         """Launches on the current stream of the tensors' device, which must be the current device."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
+        pointers, bits = [], 0
+        for tensor in tensors:
+            pointers.append(pointer := tensor.data_ptr())
+            bits |= pointer
         device = tensors[0].get_device()
         key = (
             device,
             constants,
             tuple([tensor.dtype for tensor in tensors]),
-            tuple([pointer & 15 for pointer in pointers]) if any(p & 15 for p in pointers) else None,
+            tuple([pointer & 15 for pointer in pointers]) if bits & 15 else None,
         )
         known = self._launches.get(key)
         if known is not None:

@@ -110,7 +110,7 @@ def _decode_kernel(
             top = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, DIM], tl.float32)
-            for other in range(0, active):  # in order, whoever came last: the same bits each time
+            for other in range(active):  # in order, whoever came last: the same bits each time
                 theirs = pair * SPLITS + other
                 part = tl.load(partial + theirs * ROWS * DIM + at, cache_modifier=".cg")
                 part_top = tl.load(stats + theirs * 2 * ROWS + rows, cache_modifier=".cg")

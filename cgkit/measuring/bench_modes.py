@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache of each request")
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--busy-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
 
 
@@ -58,7 +62,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("cgkit bench modes measures a GPU, and there is none; --device cpu is a dry run")
     with torch.no_grad():
-        bench = _Bench(args)
+        busy = busy_in_a_child(args) if args.device == "cuda" else {}
+        bench = _Bench(args, busy)
         recording = bench.recording()
         rows = [row for batch in args.batches for row in bench.batch(batch)]
         last = [row for batch in args.batches for row in bench.full_again(batch)]
@@ -81,7 +86,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 class _Bench:
     """One model and one runner that holds the piecewise and the full graphs of every size."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, busy: dict[tuple[str, int], dict[str, Any]]) -> None:
+        self.busy = busy
         self.args, self.cuda = args, args.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.cuda else "cpu (emulated)"
         shape = PRESETS[args.shape]
@@ -109,7 +115,7 @@ class _Bench:
         started = time.perf_counter()
         self.executor.compile(self.runner.inputs)
         compiled = time.perf_counter() - started
-        rows, config, mode = [], self.executor.config, self.executor.mode
+        rows, mode = [], self.executor.mode
         for each in (CUDAGraphMode.PIECEWISE, mode, CUDAGraphMode.PIECEWISE, mode):
             self.executor.release()
             gc.collect()
@@ -131,7 +137,6 @@ class _Bench:
                     "first_call_s": compiled,
                 }
             )
-        self.executor.config = config
         return rows
 
     # --- one batch -------------------------------------------------------------------------------
@@ -173,17 +178,12 @@ class _Bench:
 
     def batch(self, batch: int) -> list[dict[str, Any]]:
         """All modes but reduce-overhead, in turn; then their host time with an empty attention."""
-        steps = self._steps(batch)
-        rows = self._measure(batch, steps, "in turn")
-        with empty_attention():
-            hollow = self._measure(batch, {n: s for n, s in steps.items() if n != "eager"}, "in turn")
-        host = {row["mode"]: row["cpu_ms"] for row in hollow}
         pieces = sum(not piece.is_splitting for piece in self.executor.split.pieces)  # type: ignore[union-attr]
+        rows = self._measure(batch, self._steps(batch), "in turn", hollow=True)
         for row in rows:
             row["pieces"] = pieces
-            row["host_empty_attention_us"] = host[row["mode"]] * 1e3 if row["mode"] in host else None
-            if self.cuda:
-                row.update(_busy(steps[row["mode"]]))
+            if self.busy:
+                row.update(self.busy.get((row["mode"], batch), {}))
         return rows
 
     def full_again(self, batch: int) -> list[dict[str, Any]]:
@@ -207,32 +207,45 @@ class _Bench:
             step()
         return self._measure(batch, {"reduce-overhead": step}, "last")
 
-    def _measure(self, batch: int, steps: dict[str, Step], order: str) -> list[dict[str, Any]]:
+    def _measure(
+        self, batch: int, steps: dict[str, Step], order: str, hollow: bool = False
+    ) -> list[dict[str, Any]]:
+        """Medians of each row; with ``hollow`` also of its host time with an attention that does nothing."""
         wall: dict[str, list[float]] = {name: [] for name in steps}
         cpu: dict[str, list[float]] = {name: [] for name in steps}
+        host: dict[str, list[float]] = {name: [] for name in steps if hollow and name != "eager"}
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(-(-self.args.repeats // COUNTED)):
+                for name, step in steps.items():
+                    self._turn(step, wall[name], cpu[name])
+                with empty_attention():
+                    for name, seconds in host.items():
+                        self._turn(steps[name], [], seconds)
+        finally:
+            gc.enable()
+        rows = []
+        for name in steps:
+            row = {"mode": name, "batch": batch, "order": order}
+            row["wall_ms"] = statistics.median(wall[name]) * 1e3
+            row["wall_p10_ms"] = sorted(wall[name])[len(wall[name]) // 10] * 1e3
+            row["cpu_ms"] = statistics.median(cpu[name]) * 1e3
+            row["host_empty_attention_us"] = statistics.median(host[name]) * 1e6 if name in host else None
+            rows.append(row)
+        return rows
+
+    def _turn(self, step: Step, wall: list[float], cpu: list[float]) -> None:
         synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        for _ in range(-(-self.args.repeats // COUNTED)):
-            for name, step in steps.items():
-                for index in range(UNCOUNTED + COUNTED):
-                    synchronize()
-                    started = time.perf_counter()
-                    step()
-                    returned = time.perf_counter()
-                    synchronize()
-                    if index >= UNCOUNTED:
-                        wall[name].append(time.perf_counter() - started)
-                        cpu[name].append(returned - started)
-        return [
-            {
-                "mode": name,
-                "batch": batch,
-                "order": order,
-                "wall_ms": statistics.median(wall[name]) * 1e3,
-                "wall_p10_ms": sorted(wall[name])[len(wall[name]) // 10] * 1e3,
-                "cpu_ms": statistics.median(cpu[name]) * 1e3,
-            }
-            for name in steps
-        ]
+        for index in range(UNCOUNTED + COUNTED):
+            synchronize()
+            started = time.perf_counter()
+            step()
+            returned = time.perf_counter()
+            synchronize()
+            if index >= UNCOUNTED:
+                wall.append(time.perf_counter() - started)
+                cpu.append(returned - started)
 
 
 @contextmanager
@@ -260,19 +273,41 @@ def empty_attention() -> Iterator[None]:
         )
 
 
-def _busy(step: Step) -> dict[str, Any]:
-    """Kernels of one step and the sum of their times, from the profiler (median of 5 steps)."""
+def busy_in_a_child(args: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:
+    """Kernels of a step and the sum of their times, from the profiler, by mode and batch.
+
+    In a process of its own: once the profiler has run, every later graph launch of the process costs more.
+    """
+    command = [sys.executable, "-m", "cgkit.measuring.bench_modes", "--shape", args.shape, "--busy-only"]
+    command += ["--context", str(args.context), "--batches", *map(str, args.batches)]
+    command += ["--layers", str(args.layers)] if args.layers else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise CaptureError(
+            f"the profiling child failed with exit status {done.returncode}; see its output above"
+        )
+    return {(row.pop("mode"), row.pop("batch")): row for row in json.loads(done.stdout.splitlines()[-1])}
+
+
+def _busy(bench: _Bench) -> list[dict[str, Any]]:
+    """What the child measures: the median of five profiled steps of each row."""
     from torch.profiler import ProfilerActivity, profile
 
-    found = []
-    for _ in range(5):
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-            step()
-            torch.cuda.synchronize()
-        kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
-        found.append((sum(e.time_range.elapsed_us() for e in kernels), len(kernels)))
-    busy, count = sorted(found)[len(found) // 2]
-    return {"gpu_busy_ms": busy / 1e3, "gpu_nodes": count}
+    rows = []
+    bench.executor.compile(bench.runner.inputs)
+    bench.runner.capture_model()
+    for batch in bench.args.batches:
+        for name, step in bench._steps(batch).items():
+            found = []
+            for _ in range(6):
+                with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+                    step()
+                    torch.cuda.synchronize()
+                kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
+                found.append((sum(e.time_range.elapsed_us() for e in kernels), len(kernels)))
+            busy, count = sorted(found[1:])[2]
+            rows.append({"mode": name, "batch": batch, "gpu_busy_ms": busy / 1e3, "gpu_nodes": count})
+    return rows
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -291,3 +326,14 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             one["full_over_reduce_overhead"] = before["wall_ms"] / last["wall_ms"]
         found.append(one)
     return found
+
+
+def _child() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with torch.no_grad():
+        print(json.dumps(_busy(_Bench(parser.parse_args(), {}))))
+
+
+if __name__ == "__main__":
+    _child()

@@ -70,10 +70,9 @@ def _boxes(frame: pd.DataFrame) -> list[Box]:
         splitting = str(row["kind"]) == "splitting"
         operators = _names(row.get("operators"))
         key = (splitting, row.get("key") or (tuple(operators), row.get("nodes")))
-        if splitting:
-            colour = SPLITTING
-        else:
-            colour = colours.setdefault(key, SERIES[min(len(colours), len(SERIES) - 1)])
+        colour = (
+            SPLITTING if splitting else colours.setdefault(key, SERIES[min(len(colours), len(SERIES) - 1)])
+        )
         boxes.append(
             Box(
                 str(row["piece"]),

@@ -164,7 +164,7 @@ def _split(data: TourData) -> report.Section:
     )
     body = [report.figure(split_graph(_with_keys(data), data.about))]
     if data.stitch_source:
-        lines = data.stitch_source.splitlines()
+        lines = [line if len(line) < 160 else f"{line[:159]}…" for line in data.stitch_source.splitlines()]
         shown = "\n".join(
             [*lines[:24], f"    # ... {len(lines) - 24} more lines"] if len(lines) > 30 else lines
         )

@@ -122,8 +122,8 @@ def build_metadata(
     for row, (new, total, owned) in enumerate(zip(query_lens, seq_lens, blocks)):
         if not 0 < new <= total or blocks_needed(total, block_size) > len(owned):
             raise ServingError(
-                f"request {row}: {new} new tokens of {total} in {len(owned)} blocks of {block_size}: needs at "
-                f"least one new token, no more than there are, and {blocks_needed(total, block_size)} blocks"
+                f"request {row}: {new} new tokens of {total} in {len(owned)} blocks of {block_size}: needs "
+                f"one new token or more, no more than tokens, and {blocks_needed(total, block_size)} blocks"
             )
         span = slice(start, start + new)
         table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)

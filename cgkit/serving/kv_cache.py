@@ -34,7 +34,7 @@ class BlockAllocator:
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ServingError(
-                f"num_blocks={num_blocks}: block {NULL_BLOCK} is reserved for padding, so at least 2 are needed"
+                f"num_blocks={num_blocks}: block {NULL_BLOCK} is reserved for padding, so 2 are the least"
             )
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
@@ -55,8 +55,8 @@ class BlockAllocator:
             raise ServingError(f"alloc({count}): a number of blocks cannot be negative")
         if count > self.num_free:
             raise ServingError(
-                f"the KV cache is full: {count} blocks wanted, {self.num_free} of {self.num_blocks - 1} free. "
-                "Let requests finish first, serve fewer at a time, or make the cache with more num_blocks"
+                f"the KV cache is full: {count} blocks wanted, {self.num_free} of {self.num_blocks - 1} "
+                "free. Let requests finish first, serve fewer at a time, or make it with more num_blocks"
             )
         blocks = [self._free.pop() for _ in range(count)]
         self._taken.update(blocks)
@@ -129,6 +129,7 @@ class PagedKVCache:
 
     def __repr__(self) -> str:
         return (
-            f"PagedKVCache({len(self.caches)} layers, {self.allocator.num_blocks} blocks of {self.block_size} "
-            f"tokens, {self.num_bytes / 2**20:.1f} MiB, {self.allocator.num_free} blocks free)"
+            f"PagedKVCache({len(self.caches)} layers, {self.allocator.num_blocks} blocks of "
+            f"{self.block_size} tokens, {self.num_bytes / 2**20:.1f} MiB, "
+            f"{self.allocator.num_free} blocks free)"
         )

@@ -112,20 +112,25 @@ def build_model(
 def random_weights(
     config: LlamaConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Weights drawn so that activations neither fade nor grow through the layers; same seed, same weights."""
+    """Weights drawn so that activations neither fade nor grow through the layers.
+
+    The same seed gives the same weights, on every device as long as the model is small; billions are drawn
+    where they will lie, and then differ between devices.
+    """
+    drawn_on = "cpu" if config.num_parameters < 2**27 else device
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in Llama(config).state_dict().items()}
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(drawn_on).manual_seed(seed)
     weights = {}
     for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn = torch.randn(shape, generator=generator, device=drawn_on)
         if "norm" in name:
             drawn = 1 + 0.1 * drawn
         elif "embed_tokens" not in name:
             drawn /= shape[-1] ** 0.5
-        weights[name] = drawn.to(dtype)
+        weights[name] = drawn.to(device, dtype)
     return weights
 
 

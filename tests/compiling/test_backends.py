@@ -7,12 +7,13 @@ import threading
 import pytest
 import torch
 
-from cgkit import events
+from cgkit import events, torch_hooks
 from cgkit.compiling import CompilerInterface, EagerAdaptor, compile_pieces
 from cgkit.config import CompilationConfig
 from cgkit.counters import compilation_counter
 from cgkit.errors import CaptureLockedError, CompileError, ConfigError
 from cgkit.recording import active
+from cgkit.splitting import split_graph
 from tests.compiling.toys import attend, calls, llama_inputs, split_llama, split_of
 
 
@@ -57,6 +58,16 @@ def test_compiled_pieces_compute_what_the_model_computes():
         args = llama_inputs(tokens)
         torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-6, atol=1e-6)
         assert torch.equal(compiled(*args), compiled(*args))
+
+
+def test_a_bare_graph_is_called_like_itself():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = torch_hooks.new_fake_mode().from_tensor(torch.ones(4), static_shapes=True)
+    graph.output({"sum": graph.call_method("sum", (x,)), "twice": graph.call_function(torch.mul, (x, 2))})
+    compiled = compile_pieces(split_graph(torch.fx.GraphModule(torch.nn.Module(), graph), []), config())
+    result = compiled(torch.ones(4))
+    assert result["sum"] == 4 and torch.equal(result["twice"], torch.full((4,), 2.0))
 
 
 def test_inference_mode_changes_nothing():

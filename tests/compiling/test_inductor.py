@@ -12,8 +12,9 @@ from cgkit.compiling import InductorStandaloneAdaptor, compile_pieces, set_induc
 from cgkit.config import CompilationConfig
 from cgkit.counters import compilation_counter
 from cgkit.errors import CompileError
-from cgkit.splitting import register_op
-from tests.compiling.toys import Llama, attend, llama_inputs, model_of, split_llama, split_of
+from cgkit.splitting import register_op, split_graph
+from cgkit.tracing import trace
+from tests.compiling.toys import Llama, attend, calls, llama_inputs, model_of, split_llama, split_of
 
 pytestmark = pytest.mark.skipif(torch_hooks.find_cpp_compiler() is None, reason="needs a C++ compiler")
 SIZES = (1, 2, 7, 33)
@@ -184,15 +185,42 @@ def test_writes_through_shared_memory_arrive(forward):
 
 
 @pytest.mark.slow
+def test_a_whole_graph_with_its_attention_inside_is_one_piece():
+    model = Llama(2)
+    traced = trace(model, *llama_inputs(8), dynamic_arg_dims={"tokens": 0, "positions": 0})
+    with compilation_counter.expect(num_backend_compilations=1, num_inductor_compiles=1):
+        compiled = compile_pieces(split_graph(traced, []), config(splitting_ops=[]))
+    before = calls["attention"]
+    for number, tokens in enumerate(SIZES, 1):
+        args = llama_inputs(tokens)
+        result = compiled(*args)
+        assert calls["attention"] == before + 2 * (2 * number - 1)
+        torch.testing.assert_close(result, model(*args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_general_and_static_callables_on_the_gpu():
+    model = Llama(3, width=64).cuda().bfloat16()
+    args = [a.cuda() for a in llama_inputs(8)]
+    traced = trace(model, *args, dynamic_arg_dims={"tokens": 0, "positions": 0})
+    split = split_graph(traced, ["compiletoy::attention"])
+    with compilation_counter.expect(num_backend_compilations=12, num_inductor_compiles=9):
+        compiled = compile_pieces(split, config(compile_sizes=[1, 4]))
+    compiled(*args)  # the first run takes the general callable
+    for tokens in (4, *SIZES):
+        args = [a.cuda() for a in llama_inputs(tokens)]
+        result = compiled(*args)
+        torch.testing.assert_close(result, model(*args), rtol=5e-2, atol=5e-2)
+        assert torch.equal(compiled(*args), result)
+
+
+@pytest.mark.slow
 def test_two_threads_compile_two_models():
     results = {}
 
     def build(index):
         try:
             model = Llama(1, width=8 + 8 * index)
-            from cgkit.splitting import split_graph
-            from cgkit.tracing import trace
-
             traced = trace(model, *llama_inputs(8), dynamic_arg_dims={"tokens": 0, "positions": 0})
             compiled = compile_pieces(split_graph(traced, ["compiletoy::attention"]), config())
             args = llama_inputs(5)

@@ -50,7 +50,8 @@ class Layer(nn.Module):
 
     def forward(self, x, positions):
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        q, k = q * positions[:, None].cos(), k * positions[:, None].sin()
+        positions = positions[:, None]
+        q, k = q * positions.cos().to(q.dtype), k * positions.sin().to(k.dtype)
         x = x + self.o(attend(q, k, v))
         return x + self.down(nn.functional.silu(self.up(self.mlp_norm(x))))
 

@@ -14,7 +14,7 @@ from tests.kernels.cases import Case, arguments, assert_caches, assert_right, ca
 from tests.kernels.checks import DECODE, PREFILL, prefill, run_decode, run_prefill
 
 assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1"
-few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", DECODE)

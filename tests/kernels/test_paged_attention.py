@@ -42,9 +42,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 def test_the_two_steps_alone_give_the_same() -> None:
     case = make_case(**MIXED, padded_reqs=1, padded_tokens=3)
     write_kv(case.key, case.value, case.key_cache, case.value_cache, case.metadata.slot_mapping)
-    paged_attention(
-        case.query, case.key_cache, case.value_cache, case.metadata, case.output, case.scale
-    )
+    paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, case.output, case.scale)
     assert_right(case)
 
 
@@ -159,6 +157,8 @@ def test_no_tokens() -> None:
         (lambda c: {"query": c.query[:, :-1], "output": c.output[:, :-1]}, "multiple"),
         (lambda c: {"value_cache": c.value_cache.double()}, "one dtype"),
         (lambda c: {"output": c.output[:-1]}, "cover"),
+        (lambda c: {"output": c.output.transpose(1, 2).contiguous().transpose(1, 2)}, "contiguous"),
+        (lambda c: {"key_cache": c.key_cache.transpose(1, 2).contiguous().transpose(1, 2)}, "contiguous"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: object, says: str) -> None:

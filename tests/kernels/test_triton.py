@@ -21,7 +21,15 @@ def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     here = Path(__file__)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("interpreted.py"))],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(here.with_name("interpreted.py")),
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=here.parents[2],
         capture_output=True,
@@ -64,7 +72,9 @@ def test_random_batches_on_cuda(case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(8, 4, 64), (8, 2, 128), (8, 4, 128), (3, 3, 64)])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim"), [(8, 4, 64), (8, 2, 128), (8, 4, 128), (3, 3, 64)]
+)
 @pytest.mark.parametrize("batch", [1, 2, 32])
 def test_decode_of_real_shapes_on_cuda(batch: int, kv_heads: int, group: int, head_dim: int) -> None:
     lengths = [1 + 97 * i % 2000 for i in range(1, batch + 1)]
