@@ -729,3 +729,11 @@ def dispatch_mode_class() -> type[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     return TorchDispatchMode
+
+
+def codegen_of(graph: Any) -> Any:
+    """The fx code generator of ``graph``, which holds how its arguments and outputs are nested
+    (``fx.Graph._codegen``; torch 2.11, 2.13)."""
+    if not hasattr(graph, "_codegen"):
+        raise _gone("torch.fx.Graph._codegen")
+    return graph._codegen

@@ -19,7 +19,7 @@ from torch import fx
 
 from cgkit.errors import SplitError
 from cgkit.splitting.values import SYM_SIZE, changes_metadata, fake_value, is_arithmetic, shape_of
-from cgkit.torch_hooks import plain_symbol_name
+from cgkit.torch_hooks import codegen_of, plain_symbol_name
 
 _SIZE_CALLS = {torch.ops.aten.sym_size, torch.ops.aten.sym_size.default, torch.ops.aten.sym_size.int}
 _SIZE_CALLS |= {torch.ops.aten.size, torch.ops.aten.size.default, torch.ops.aten.size.int}
@@ -61,7 +61,7 @@ def _copy_graph(old: fx.Graph) -> fx.Graph:
         values[node] = new
     if not any(node.op == "output" for node in graph.nodes):
         raise SplitError("the graph has no output node: build it with `graph.output(...)`")
-    graph.set_codegen(copy.deepcopy(old._codegen))
+    graph.set_codegen(copy.deepcopy(codegen_of(old)))
     return graph
 
 

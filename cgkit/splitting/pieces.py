@@ -10,7 +10,7 @@ from torch import fx
 
 from cgkit.splitting.assign import Assignment
 from cgkit.splitting.matching import operator_name
-from cgkit.splitting.values import fake_value
+from cgkit.splitting.values import fake_value, is_number
 from cgkit.torch_hooks import free_symbol_names
 
 
@@ -91,9 +91,14 @@ class _Builder:
         return found
 
     def symbols_first(self, inputs: list[fx.Node]) -> list[fx.Node]:
-        names = frozenset().union(*map(self.symbol_names, inputs))
-        first = [node for name, node in self.symbols.items() if name in names or node in inputs]
-        return [*first, *(node for node in inputs if node not in first)]
+        """Before all others the symbols of the tensors' shapes (the batch symbol is the first), then
+        those that are only computed with, each in the graph's order."""
+        tensors = [node for node in inputs if not is_number(node)]
+        in_shapes = frozenset().union(*map(self.symbol_names, tensors))
+        in_numbers = frozenset().union(*map(self.symbol_names, inputs)) - in_shapes
+        first = [node for name, node in self.symbols.items() if name in in_shapes]
+        first += [node for name, node in self.symbols.items() if name in in_numbers]
+        return list(dict.fromkeys([*first, *inputs]))
 
     def symbol_names(self, node: fx.Node) -> frozenset[str]:
         if node not in self.symbols_of:

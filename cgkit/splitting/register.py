@@ -44,6 +44,7 @@ class _Entry:
     """
 
     op: RegisteredOp
+    fake_impl: Callable[..., Any]
     definition: Library
     implementation: Library
 
@@ -110,12 +111,15 @@ def register_op(
                 destroy_library(old.implementation)
             implementation = _implement(name, op_func, fake_impl, dispatch_key, namespace)
         except SplitError:
-            destroy_library(definition)
-            _entries.pop(name, None)
+            if old:  # goes on as it was
+                was = old.op
+                old.implementation = _implement(name, was.op_func, old.fake_impl, was.dispatch_key, namespace)
+            else:
+                destroy_library(definition)
             raise
         overload = getattr(getattr(torch.ops, namespace), op_name).default
         op = RegisteredOp(name, op_func, tuple(mutates_args), schema, dispatch_key, overload)
-        _entries[name] = _Entry(op, definition, implementation)
+        _entries[name] = _Entry(op, fake_impl, definition, implementation)
         return overload
 
 

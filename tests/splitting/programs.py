@@ -42,12 +42,18 @@ class Step:
 KINDS = (
     *("add", "mul_inplace", "add_inplace", "chunk", "chunk_whole", "view_row", "setitem", "reshape"),
     *("attention", "attention", "mixer", "empty_fill", "size_arithmetic", "size_as_value", "zeros"),
+    *("between", "between", "gather", "number_between"),
     *("slice_view", "transpose", "operator_sin", "operator_copy", "constant", "empty_of_size"),
 )
 
 steps = st.builds(Step, st.sampled_from(KINDS), st.integers(0, 50), st.integers(0, 50), st.integers(1, 3))
 programs = st.lists(steps, min_size=1, max_size=14)
-splitting_sets = st.lists(st.sampled_from(OPERATORS), unique=True, max_size=4)
+#: Mostly with the two operators that programs are full of, so that much is cut.
+splitting_sets = st.builds(
+    lambda own, others: list(dict.fromkeys([*own, *others])),
+    st.sampled_from([(), OPERATORS[:1], OPERATORS[:2], OPERATORS[:2]]),
+    st.lists(st.sampled_from(OPERATORS), unique=True, max_size=3),
+)
 
 
 class Program(torch.nn.Module):
@@ -94,6 +100,22 @@ class Program(torch.nn.Module):
                 out = torch.empty_like(b)
                 ops.splittoy.attention(a, b, a, out)
                 return [out]
+            case "between":  # one step alone between two operators to cut at
+                out = torch.empty_like(a)
+                ops.splittoy.attention(a, b, b, out)
+                between = (out.add_, b.mul_, torch.zeros_like, torch.empty_like)[step.b % 4](a)
+                ops.splittoy.attention(a, out, b, between)
+                return [out, between]
+            case "number_between":
+                out = torch.empty_like(a)
+                ops.splittoy.attention(a, b, b, out)
+                wide = torch.empty((out.size(0) + n, WIDTH))
+                ops.splittoy.attention(torch.cat((a, a)), torch.cat((out, b)), torch.cat((b, a)), wide)
+                return [wide[:n] + out]
+            case "gather":  # a copy, unlike the other elements
+                taken = a[:, [3, 1, 0, 2]]
+                ops.splittoy.attention(a, b, a, b)
+                return [taken + a[:, [0, 1, 3, 2]]]
             case "mixer":
                 out = torch.empty_like(a)
                 ops.splittoy.mixer(a, state, out, 0.5)

@@ -46,6 +46,13 @@ def test_the_same_schema_replaces_the_implementation_also_in_existing_graphs():
     assert registered_ops()["regtoy::scale"].op_func is tripled
 
 
+def test_a_refused_replacement_leaves_the_operator_as_it_was():
+    op = register_op("scale", doubled, ["out"], namespace="regtoy")
+    with pytest.raises(SplitError, match="Gpu"):
+        register_op("scale", tripled, ["out"], dispatch_key="Gpu", namespace="regtoy")
+    assert run(op) == [2, 2] and registered_ops()["regtoy::scale"].op_func is doubled
+
+
 def test_another_schema_defines_the_operator_anew():
     register_op("scale", doubled, ["out"], namespace="regtoy")
 
