@@ -34,23 +34,17 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names.spli
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
-    from cgkit.capturing import (
-        CapturedGraphs as CapturedGraphs,
-    )
-    from cgkit.capturing import (
-        CaptureSizes as CaptureSizes,
-    )
-    from cgkit.capturing import (
-        capture as capture,
-    )
+    from cgkit.capturing import CapturedGraphs as CapturedGraphs
+    from cgkit.capturing import CaptureSizes as CaptureSizes
+    from cgkit.capturing import capture as capture  # type: ignore[no-redef]
     from cgkit.compiling import CompiledGraph as CompiledGraph
     from cgkit.compiling import compile_pieces as compile_pieces
     from cgkit.config import CompilationConfig as CompilationConfig
     from cgkit.config import CUDAGraphMode as CUDAGraphMode
     from cgkit.splitting import SplitGraph as SplitGraph
-    from cgkit.splitting import split_graph as split_graph
+    from cgkit.splitting import split_graph as split_graph  # type: ignore[no-redef]
     from cgkit.tracing import TracedGraph as TracedGraph
-    from cgkit.tracing import trace as trace
+    from cgkit.tracing import trace as trace  # type: ignore[no-redef]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ where a benchmark only says "slow".
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +95,10 @@ def _add(name: str, count: int = 1) -> None:
         setattr(compilation_counter, name, getattr(compilation_counter, name) + count)
 
 
+def _count(name: str, event: events.Event) -> None:
+    _add(name)
+
+
 def _on_split(event: events.GraphSplit) -> None:
     _add("num_piecewise_graphs_seen", event.pieces)
     _add("num_piecewise_capturable_graphs_seen", event.capturable)
@@ -116,4 +121,4 @@ for _kind, _name in [
     (events.ArtifactLoaded, "num_compiled_artifacts_loaded"),
     (events.DynamoAsIs, "dynamo_as_is_count"),
 ]:
-    events.subscribe(_kind, lambda event, name=_name: _add(name))
+    events.subscribe(_kind, functools.partial(_count, _name))

@@ -99,7 +99,7 @@ def _decorate(cls: M, dims: Any, enable_if: Any, default: CompilationConfig | No
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ConfigError(f"support_torch_compile takes an nn.Module class, not {cls!r}")
     if previous := cls.__dict__.get(_OPTIONS):  # a notebook's cell that is run again
-        cls.__init__, cls.__call__ = previous["init"], previous["call"]  # type: ignore[misc]
+        cls.__init__, cls.__call__ = previous["init"], previous["call"]  # type: ignore[misc, method-assign]
     init, call = cls.__init__, cls.__call__
     if dims is None:
         dims = infer_dynamic_arg_dims(cls.forward)

@@ -96,8 +96,8 @@ class _Bench:
         weights = random_weights(shape, dtype, args.device)
         model = build_model(shape, weights, dtype=dtype, device=args.device)
         config = CompilationConfig(
-            cudagraph_mode="FULL_AND_PIECEWISE",
-            cudagraph_capture_sizes=[s for s in SIZES if s <= max(64, *args.batches)],
+            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            cudagraph_capture_sizes=tuple(s for s in SIZES if s <= max(64, *args.batches)),
         )
         length = args.context + 64
         self.runner = Runner(

@@ -175,6 +175,7 @@ class _GraphTaker:
         self.taken = True
         context = torch_hooks.tracing_context()
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        assert self.model is not None
         owned = _Owned(self.model)
         self.examples = [torch_hooks.fake_example(example, context) for example in examples]
         self.inputs = [
