@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import cgkit.counters  # noqa: F401 - the first reader of the events must be there before the first event
+
 __version__ = "0.1.0"
 
 _WHERE = {

@@ -127,6 +127,15 @@ def test_commands_of_the_readme_exist():
         run(sys.executable, "-m", "cgkit", command, "--help")
 
 
+def test_the_code_of_the_readme_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert len(names["split"].pieces) == 9
+    assert names["captured"].num_graphs == 5 * 4
+    assert len(names["answer"][0].token_ids) == 8
+
+
 def test_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
     assert links and [link for link in links if not (ROOT / link).exists()] == []

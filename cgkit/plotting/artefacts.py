@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: A cell stays small however deep the model is: so many rows at most.
+MANY = 60
+
+
 def _about(artefact: Any) -> About | None:
     """The model's name and whether graphs are emulated, as far as the artefact says so."""
-    model = getattr(artefact, "model_name", "")
+    model = getattr(artefact, "model_name", "") or getattr(
+        getattr(artefact, "compiled", None), "model_name", ""
+    )
     platform = getattr(artefact, "platform", None)
     emulated = getattr(platform, "emulated", None)
     return About(model=str(model), emulated=emulated) if model or emulated else None
@@ -48,7 +54,10 @@ def traced_graph(artefact: Any) -> str:
         calls = frame[frame["op"].astype(str).str.startswith("call")]["operator"].astype(str)
         counts = calls.value_counts().rename_axis("operator").reset_index(name="times")
         parts.append(table(counts, rows=8))
-    parts.append(f"<details><summary>{len(frame)} nodes</summary>{table(frame, rows=40)}</details>")
+    shown = frame.drop(columns=["file"], errors="ignore").head(MANY)
+    rest = f"<p>{len(frame) - MANY} more: <code>.to_frame()</code></p>" if len(frame) > MANY else ""
+    summary = f"the first {len(shown)} of {len(frame)} nodes" if rest else f"{len(frame)} nodes"
+    parts.append(f"<details><summary>{summary}</summary>{table(shown, rows=MANY)}{rest}</details>")
     return _card(artefact, *parts)
 
 
@@ -80,7 +89,10 @@ def captured_graphs(artefact: Any) -> str:
 def capture_sizes(artefact: Any) -> str:
     """The staircase of padding."""
     sizes = list(artefact)
-    return _card(artefact, Picture(charts.padding_staircase(sizes, most=round(1.15 * sizes[-1]))).svg())
+    return _card(
+        artefact,
+        Picture(charts.padding_staircase(sizes, most=max(sizes[-1] + 4, round(1.3 * sizes[-1])))).svg(),
+    )
 
 
 def compilation_counter(artefact: Any) -> str:

@@ -228,13 +228,14 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
         )
     for start, stop, (kind, mode) in _blocks(list(zip(frame["kind"], frame["mode"]))):
         long = stop - start > 0.12 * len(frame)
+        alone = start == 0 and stop == 1  # the usual prefill before everything: room to its right
         ax.annotate(
-            f"{kind}, {mode}" if long else mode if stop - start > 1 else "",
-            ((start + stop - 1) / 2, 1.0),
+            f"{kind}, {mode}" if long or alone else mode if stop - start > 1 else "",
+            (-0.5 if alone else (start + stop - 1) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 2),
             textcoords="offset points",
-            ha="center",
+            ha="left" if alone else "center",
             va="bottom",
             fontsize=8.5,
             color=style.INK,
