@@ -121,7 +121,9 @@ def _decorate(cls: M, dims: Any, enable_if: Any, default: CompilationConfig | No
 
     @functools.wraps(call)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if torch.compiler.is_compiling():  # inside the trace of an outer model: be a part of it
+        # Inside the trace of an outer model: be a part of it. (Not is_compiling: that is true in this thread too
+        # while another one compiles.)
+        if torch.compiler.is_dynamo_compiling():
             return call(self, *args, **kwargs)
         state = self.__dict__.get(_STATE)
         if state is None:

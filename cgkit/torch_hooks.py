@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -75,19 +75,27 @@ def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
     return found
 
 
-def end_failed_capture(device: int, pool: tuple[int, int]) -> None:
-    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to end.
+def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
+    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to begin or end.
 
-    ``CUDAGraph.capture_end`` raises before it does so itself if the capture was invalidated; the
-    allocator would then believe for ever that a capture is under way, and that one more graph uses
-    the pool. torch 2.11 and 2.13 (read in their sources).
+    ``CUDAGraph`` raises before it does so itself; the allocator would then believe for ever that a capture
+    is under way. True if it did: the pool then counts one user more than it has, see :func:`release_pool`.
+    torch 2.11 and 2.13.
     """
     stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    release: Any = getattr(torch._C, "_cuda_releasePool", None)
-    if stop is not None and release is not None:
-        with suppress(RuntimeError):  # the pool was not being fed: capture_end came so far itself
-            stop(device, pool)
-            release(device, pool)
+    if stop is None:
+        raise _gone("torch._C._cuda_endAllocateToPool")
+    try:
+        stop(device, pool)
+    except RuntimeError:  # the pool was not being fed: torch came so far itself
+        return False
+    return True
+
+
+def release_pool(device: int, pool: tuple[int, int]) -> None:
+    """Takes one user from a pool of the allocator, as ``CUDAGraph.reset`` does. A pool without users is
+    never used again, so this comes last. torch 2.11 and 2.13."""
+    torch._C._cuda_releasePool(device, pool)
 
 
 # --- splitting -------------------------------------------------------------------------------

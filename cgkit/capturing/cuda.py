@@ -24,10 +24,9 @@ T = TypeVar("T")
 
 
 class CudaPool(NamedTuple):
-    """The id of a pool, and what the process had reserved when it was made."""
+    """The id of a pool."""
 
     handle: tuple[int, int]
-    reserved_at_start: int
 
 
 class CudaGraph:
@@ -76,12 +75,14 @@ class CudaPlatform:
         self._stream: torch.cuda.Stream | None = None
         self._graphs: dict[tuple[int, int], list[CudaGraph]] = {}
         self._ranges: dict[tuple[int, int], tuple[int, list[int], list[int]]] = {}
+        self._grown: dict[tuple[int, int], int] = {}
+        self._to_release: dict[tuple[int, int], int] = {}
 
     def new_pool(self) -> CudaPool:
         """A pool that the platform's graphs share; it grows when something is recorded."""
         with torch.cuda.device(self.device):
             torch.cuda.init()
-            pool = CudaPool(tuple(torch.cuda.graph_pool_handle()), self._reserved())  # type: ignore[arg-type]
+            pool = CudaPool(tuple(torch.cuda.graph_pool_handle()))  # type: ignore[arg-type]
         self._graphs[pool.handle] = []
         return pool
 
@@ -135,10 +136,11 @@ class CudaPlatform:
         own = self.stream
         if outer != own:
             own.wait_stream(outer)
+        before = self._reserved()
         with torch.cuda.stream(own):
-            # Only this thread's calls can spoil the capture: a notebook has other threads at work.
-            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")  # type: ignore[arg-type]
             try:
+                # Only this thread's calls can spoil the capture: a notebook has other threads at work.
+                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")  # type: ignore[arg-type]
                 output = fn()
             except BaseException:
                 self._abandon(graph, pool)
@@ -152,6 +154,8 @@ class CudaPlatform:
                 raise
         if outer != own:
             outer.wait_stream(own)
+        # Nothing but the pool grows meanwhile: captured allocations go there, and this thread makes no other.
+        self._grown[pool.handle] = self._grown.get(pool.handle, 0) + max(0, self._reserved() - before)
         recorded = CudaGraph(graph, self.keep_graphs)
         self._graphs.setdefault(pool.handle, []).append(recorded)
         return recorded, output
@@ -164,7 +168,8 @@ class CudaPlatform:
                 return
             except RuntimeError:  # invalidated: CUDA has ended it and says so
                 pass
-        torch_hooks.end_failed_capture(self.device, pool.handle)
+        stopped = torch_hooks.end_failed_capture(self.device, pool.handle)
+        self._to_release[pool.handle] = self._to_release.get(pool.handle, 0) + stopped
 
     def weak_ref(self, value: Any, pool: CudaPool) -> Any:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""
@@ -201,8 +206,8 @@ class CudaPlatform:
         return stats["reserved_bytes"]["all"]["current"] if stats else 0
 
     def quick_reserved_bytes(self, pool: CudaPool) -> int:
-        """What the process has reserved since the pool was made: see ``reserved_bytes`` in platform.py."""
-        return max(0, self._reserved() - pool.reserved_at_start)
+        """By how much recordings have grown the pool: see ``reserved_bytes`` in platform.py."""
+        return self._grown.get(pool.handle, 0)
 
     def pool_bytes(self, pool: CudaPool) -> PoolBytes:
         """What the pool takes, from the allocator's list of segments."""
@@ -225,7 +230,10 @@ class CudaPlatform:
         torch.cuda.synchronize(self.device)
         for recorded in self._graphs.pop(pool.handle, []):
             recorded.graph.reset()
+        for _ in range(self._to_release.pop(pool.handle, 0)):
+            torch_hooks.release_pool(self.device, pool.handle)
         self._ranges.pop(pool.handle, None)
+        self._grown.pop(pool.handle, None)
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:

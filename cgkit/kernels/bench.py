@@ -50,6 +50,18 @@ def _host_us(call: Callable[[], Any], calls: int = 50) -> float:
     return taken / calls * 1e6
 
 
+class _Spy:
+    """Stands for a launch, and keeps what it was called with."""
+
+    seen: tuple[Any, ...] = ()
+
+    def __call__(self, *parts: Any) -> None:
+        self.seen = parts
+
+    def prepared(self, tensors: Any, constants: Any) -> None:
+        return None
+
+
 def bench_launch(rounds: int = 200) -> dict[str, float]:
     """Host microseconds (medians, rows interleaved) of the decode kernel's launch: ``plain`` through
     ``kernel[grid](...)``, ``direct`` through CachedLaunch, ``attend`` with all that comes before it."""
@@ -57,13 +69,15 @@ def bench_launch(rounds: int = 200) -> dict[str, float]:
     from cgkit.kernels.launch import CachedLaunch
 
     arguments = _decode_arguments(1, 32, 8, 64, 256)
-    cached, seen = triton_decode._launch, []
-    triton_decode._launch = lambda *parts: seen.append(parts)  # type: ignore[assignment]
+    cached, spy = triton_decode._launch, _Spy()
+    triton_decode._launch = spy  # type: ignore[assignment]
+    triton_decode._plans.clear()
     try:
         attend(*arguments)
     finally:
         triton_decode._launch = cached
-    grid, tensors, numbers, constants = seen[0]
+        triton_decode._plans.clear()
+    grid, tensors, numbers, constants = spy.seen
     launch = CachedLaunch(cached.kernel, **cached.options)
     rows: dict[str, Callable[[], Any]] = {
         "plain": lambda: cached.kernel[grid](*tensors, *numbers, *constants, **cached.options),
@@ -108,6 +122,7 @@ def bench_decode(
                         (64, 2, 3),
                     ]:
                         triton_decode.TILE = tile
+                        triton_decode._plans.clear()
                         triton_decode._launch = CachedLaunch(
                             usual_launch.kernel, num_warps=warps, num_stages=stages
                         )
@@ -120,6 +135,7 @@ def bench_decode(
                         )  # fmt: skip
     finally:
         triton_decode._launch, triton_decode.TILE = usual_launch, usual_tile
+        triton_decode._plans.clear()
     return rows
 
 

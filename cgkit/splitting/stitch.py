@@ -2,8 +2,8 @@
 
 vLLM's split module interprets nothing at run time either: fx generates its ``forward``. Ours is
 generated to be read and to be quick. One line a piece, dead values deleted at once (their memory is the
-next piece's), splitting operators called right there as ``OpOverload`` (a packet would choose among
-its overloads at each call).
+next piece's), splitting operators called right there: those of ``register_op`` without torch's
+dispatcher, others as ``OpOverload`` (a packet would choose among its overloads at each call).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import fx
 from cgkit.errors import SplitError
 from cgkit.splitting.assign import Assignment
 from cgkit.splitting.pieces import Piece
+from cgkit.splitting.register import direct_call
 from cgkit.splitting.values import fake_value
 from cgkit.torch_hooks import operator_of, resolve_overload
 
@@ -161,7 +162,10 @@ class Stitching:
         if node.op == "call_module":
             function = self._constant(self.graph_module.get_submodule(str(node.target)), str(node.target))
         else:
-            function = self._constant(_direct(node), _function_label(node.target))
+            target = _direct(node)
+            direct = direct_call(target)
+            label = _function_label(node.target)
+            function = f"{self._constant(direct, label)}.call" if direct else self._constant(target, label)
         return f"{function}({', '.join(args + kwargs)})"
 
     def _expression(self, arg: Any) -> str:

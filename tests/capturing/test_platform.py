@@ -98,8 +98,9 @@ def test_a_forbidden_call_leaves_the_process_usable():
         pytest.raises(CaptureError, match="reads could not be recorded") as caught,
     ):
         wrapper(x)
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    del caught
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError) and "when stream is capturing" in str(cause), repr(cause)
+    del caught, cause
     torch.cuda.synchronize()
     assert not torch.cuda.is_current_stream_capturing()
     graph, y = record(platform, pool, lambda: x * 2)

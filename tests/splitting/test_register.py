@@ -114,3 +114,33 @@ def test_bad_input_is_refused_and_leaves_nothing(refused, message):
     assert registered_ops() == before
     assert not hasattr(torch.ops.regtoy, "bad")
     register_op("bad", doubled, ["out"], namespace="regtoy")  # the name is still free
+
+
+def test_graphs_follow_an_operator_that_is_registered_again() -> None:
+    """Stitched code calls the implementation without the dispatcher: it must still be the present one."""
+
+    def first(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x + 1)
+
+    def second(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x + 2)
+
+    def other_schema(x: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        out.copy_(x * scale)
+
+    op = register_op("followed", first, ["out"], namespace="splitreg")
+    graph = fx.Graph()
+    x, out = graph.placeholder("x"), graph.placeholder("out")
+    graph.call_function(op, (x, out))
+    graph.output((out,))
+    split = split_graph(fx.GraphModule({}, graph), ["splitreg::followed"])
+    execute, given, written = split.stitch(), torch.zeros(2), torch.zeros(2)
+    execute(given, written)
+    assert torch.equal(written, torch.ones(2))
+    register_op("followed", second, ["out"], namespace="splitreg")
+    execute(given, written)
+    assert torch.equal(written, torch.full((2,), 2.0))
+    register_op("followed", other_schema, ["out"], namespace="splitreg")
+    with pytest.raises(Exception):  # noqa: B017 - torch's own error for an operator that is gone
+        execute(given, written)
+    unregister_op("splitreg::followed")

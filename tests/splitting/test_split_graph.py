@@ -277,7 +277,7 @@ def test_the_source_is_one_line_a_piece_and_deletes_what_is_dead():
     body = [line.strip() for line in source.splitlines() if not line.strip().startswith(("#", "del "))]
     assert len(body) == 1 + 5 + 1
     assert source.count("# piece") == 5
-    assert "splittoy_attention(x_1, x_1, x_1, out)\n    del x_1\n" in source
+    assert "splittoy_attention.call(x_1, x_1, x_1, out)\n    del x_1\n" in source
 
 
 def test_the_stitched_function_calls_what_it_is_given():
