@@ -745,3 +745,22 @@ def codegen_of(graph: Any) -> Any:
     if not hasattr(graph, "_codegen"):
         raise _gone("torch.fx.Graph._codegen")
     return graph._codegen
+
+
+def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
+    """(source, kind, key) of every guard of a trace so far, as text (2.11, 2.13).
+
+    ``kind`` is the name of Dynamo's builder ("CONSTANT_MATCH", "SEQUENCE_LENGTH", "DICT_CONTAINS", ...);
+    ``key`` what a dictionary was asked for. Empty where Dynamo keeps its guards otherwise.
+    """
+    found = []
+    guards = getattr(getattr(context, "guards_context", None), "dynamo_guards", ())
+    for guard in guards:
+        name, build = getattr(guard, "name", ""), getattr(guard, "create_fn", None)
+        source = name() if callable(name) else name
+        kind = getattr(getattr(build, "func", build), "__name__", "")
+        bound = getattr(build, "keywords", None) or {}
+        positional = getattr(build, "args", ())
+        key = bound.get("key", positional[0] if positional else None)
+        found.append((str(source), kind, key))
+    return found

@@ -18,6 +18,7 @@ import torch
 
 from cgkit.errors import TraceError
 from cgkit.tracing.annotations import DynamicDims
+from cgkit.tracing.assumptions import Like
 
 #: Stands for "anything but None" in what is expected of an argument.
 GIVEN = type("GIVEN", (), {"__repr__": lambda self: "GIVEN"})()
@@ -72,6 +73,13 @@ class Arguments:
         }
         self._plans: dict[Any, tuple[Any, ...]] = {}  # by style: a count, or (count, *keywords)
 
+    def expect(self, assumed: dict[str, Like]) -> None:
+        """Also check what the trace takes for granted of arguments that are no constants."""
+        self.expected.update(
+            {label: like for label, like in assumed.items() if self.expected[label] is GIVEN}
+        )
+        self._plans.clear()
+
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises TraceError, naming the argument, if a call does not fit the trace.
 
@@ -84,7 +92,13 @@ class Arguments:
             plan = self._plans.get(len(args)) or self._plan(args, kwargs)
             values = args
         for value, expected in zip(values, plan):
-            if expected is GIVEN:
+            if type(expected) is Like:
+                try:
+                    if expected.look(value) != expected.expected:
+                        self._refuse(args, kwargs)
+                except (AttributeError, LookupError, TypeError):
+                    self._refuse(args, kwargs)
+            elif expected is GIVEN:
                 if value is None:
                     self._refuse(args, kwargs)
             elif value is not expected and (type(value) is not type(expected) or value != expected):
@@ -115,6 +129,10 @@ class Arguments:
         return tuple(plan)
 
     def _compare(self, label: str, value: Any, expected: Any) -> None:
+        if type(expected) is Like and value is not None:
+            if not expected.fits(value):
+                self._differs(label, expected, value)
+            return
         if expected is GIVEN and value is not None:
             return
         if expected is not GIVEN and type(value) is type(expected) and value == expected:
@@ -131,6 +149,14 @@ class Arguments:
             f"argument {label!r} of {self.model} was {expected!r} when the model was traced and is "
             f"{value!r} now: numbers, flags and strings are baked into the graph. Pass the same value, "
             "or make it a tensor"
+        )
+
+    def _differs(self, label: str, expected: Like, value: Any) -> NoReturn:
+        what, was, now = expected.difference(label, value)
+        raise TraceError(
+            f"argument {label!r} of {self.model} does not fit the trace: {what} was {was!r} then and is {now!r} "
+            "now. The graph was made for the first, and compiled code does not look again: pass it alike in "
+            "every call, name a dimension that changes in dynamic_arg_dims, or trace a second model"
         )
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:

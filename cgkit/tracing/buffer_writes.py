@@ -75,6 +75,23 @@ def raise_on_buffer_writes(traced: TracedGraph) -> None:
     )
 
 
+def written_arguments(traced: TracedGraph) -> frozenset[int]:
+    """Which of the graph's inputs are arguments that forward changes in place (by position).
+
+    Operators of every namespace count: what a schema declares as mutated is written.
+
+    Raises:
+        TraceError: as :func:`find_buffer_writes`.
+    """
+    owners: dict[Any, str] = {}
+    for graph_input, example in zip(traced.inputs, traced.example_inputs):
+        if isinstance(example, torch.Tensor) and graph_input.kind == "argument":
+            owners.setdefault(_storage(example), str(graph_input.index))
+    watch = _WriteWatch(owners, every_operator=True)
+    _run_watched(traced, watch)
+    return frozenset(int(write.name) for write in watch.found)
+
+
 def article_check(code: CodeType) -> bool:
     """The article's own check: whether Dynamo's bytecode names anything ``update``. An exhibit."""
     return "update" in code.co_names
@@ -138,6 +155,11 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
     if not owners:
         return []
     watch = _WriteWatch(owners)
+    _run_watched(traced, watch)
+    return watch.found
+
+
+def _run_watched(traced: TracedGraph, watch: _WriteWatch) -> None:
     interpreter = _NodeByNode(traced.graph_module, watch)
     try:
         with torch.no_grad(), traced.tracing(), traced.fake_mode, watch:
@@ -148,7 +170,6 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
             f"under fake tensors ({type(error).__name__}: {error}). Trace without check_buffer_writes "
             "and switch graphs off"
         ) from error
-    return watch.found
 
 
 def _storage(tensor: torch.Tensor) -> Any:
@@ -174,15 +195,17 @@ class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
 
     supports_higher_order_operators = True
 
-    def __init__(self, owners: dict[Any, str]) -> None:
+    def __init__(self, owners: dict[Any, str], every_operator: bool = False) -> None:
         super().__init__()
+        self.every_operator = every_operator
         self.owners = owners
         self.node: fx.Node | None = None
         self.found: list[BufferWrite] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "namespace", "") in _WATCHED and not _declares_its_writes(self.node):
+        watched = getattr(func, "namespace", "") in _WATCHED and not _declares_its_writes(self.node)
+        if self.every_operator or watched:
             for value in _written_arguments(func, args, kwargs):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, torch.Tensor):
@@ -207,6 +230,8 @@ _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call that the operator writes to, as its schema says."""
+    if not hasattr(func, "_schema"):  # a higher-order operator: what is in it comes by itself
+        return []
     arguments = func._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, args)} | kwargs
     names = [entry.name for entry in arguments if entry.alias_info is not None and entry.alias_info.is_write]

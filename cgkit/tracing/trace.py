@@ -22,6 +22,7 @@ from cgkit import events, torch_hooks
 from cgkit.errors import CgkitError, TraceError
 from cgkit.tracing.annotations import DynamicDims, infer_dynamic_arg_dims, normalise_dims
 from cgkit.tracing.arguments import Arguments, is_constant, signature_of, stand_ins
+from cgkit.tracing.assumptions import assumptions, mode_check
 from cgkit.tracing.buffer_writes import raise_on_buffer_writes
 from cgkit.tracing.failures import explain
 from cgkit.tracing.traced_graph import (
@@ -100,6 +101,8 @@ def trace(
         raise TraceError(_nothing_came(name))
 
     traced = take.traced_graph(wrapper, arguments, tuple(enlarged), dispatch, time.perf_counter() - started)
+    arguments.expect(assumptions(signature, arguments.values, traced.inputs, take.guards))
+    traced.other_mode = mode_check(model, traced.inputs, take.guards)
     take.let_go()
     if dispatch == "bytecode":
         wrapper.forget()  # Dynamo's entry and its guards are needed no more
@@ -166,6 +169,7 @@ class _GraphTaker:
         self.executor = GuardFilterExecutor(name)
         self.graph_module: fx.GraphModule | None = None
         self.taken = False
+        self.guards: list[tuple[str, str, Any]] = []
 
     def __call__(
         self, graph_module: fx.GraphModule, examples: list[Any], **options: Any
@@ -186,6 +190,7 @@ class _GraphTaker:
             replace(effect, target=plain_source(effect.target, self.self_name))
             for effect in torch_hooks.dynamo_side_effects()
         )
+        self.guards = torch_hooks.dynamo_guards(context)
         self.context = context
         self.graph_module = graph_module
         return self.executor.run
@@ -226,7 +231,7 @@ class _GraphTaker:
     def let_go(self) -> None:
         """Dynamo keeps every backend it has seen for good; what this one took must not stay with it."""
         self.model = self.graph_module = self.context = None
-        self.examples, self.inputs, self.side_effects = [], [], ()
+        self.examples, self.inputs, self.side_effects, self.guards = [], [], (), []
 
 
 class _Owned:

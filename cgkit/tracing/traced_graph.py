@@ -61,6 +61,7 @@ class TracedGraph(Shown):
         enlarged: first-call arguments of size 0 or 1 that were traced as 2.
         seconds: what the trace took.
         arguments: what later calls must have in common with the first.
+        other_mode: says which mode (autocast, train/eval) is another one than at the trace, or "".
     """
 
     model_name: str
@@ -80,6 +81,7 @@ class TracedGraph(Shown):
     side_effects: tuple[torch_hooks.SideEffect, ...] = ()
     wrapper: TorchCompileWrapperWithCustomDispatcher | None = field(default=None)
     executor: GuardFilterExecutor | None = field(default=None)
+    other_mode: Callable[[], str] = field(default=lambda: "")
     _bound: Callable[..., Any] | None = field(default=None, init=False)
 
     def bind(self, execute: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
@@ -94,7 +96,7 @@ class TracedGraph(Shown):
             not fit the trace, turns gradients off if they are on, and passes no guard. Like
             ``forward``, it runs no hooks of the model itself (those of its children are in the graph).
         """
-        check, gradients_on, no_grad = self.arguments.check, torch.is_grad_enabled, torch.no_grad
+        check, gradients_on, no_grad = self.check_arguments, torch.is_grad_enabled, torch.no_grad
         assert self.wrapper is not None
         if self.executor is not None:
             run = self.executor.bind(self.wrapper.compiled_callable, execute)
@@ -103,10 +105,13 @@ class TracedGraph(Shown):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             check(args, kwargs)
-            if gradients_on():
-                with no_grad():
-                    return run(*args, **kwargs)
-            return run(*args, **kwargs)
+            try:
+                if gradients_on():
+                    with no_grad():
+                        return run(*args, **kwargs)
+                return run(*args, **kwargs)
+            except AssertionError as error:  # Inductor's, where a stride or a size is another one
+                raise self._unlike_the_example(error, args, kwargs) from error
 
         return forward
 
@@ -117,8 +122,36 @@ class TracedGraph(Shown):
         return self._bound(*args, **kwargs)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises TraceError, naming the argument, if the call does not fit the trace."""
+        """Raises TraceError, naming the argument or the mode, if the call does not fit the trace."""
         self.arguments.check(args, kwargs)
+        if self.other_mode():
+            raise TraceError(
+                f"{self.model_name}: {self.other_mode()}; the graph holds what the first mode does. Switch back, "
+                "or let it be traced again in the new mode (a new instance, or cgkit.reset())"
+            )
+
+    def _unlike_the_example(
+        self, error: AssertionError, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What to raise for an assertion of compiled code: TraceError with the inputs beside the example."""
+        if "expected size" not in str(error):
+            return error
+        bound = self.arguments.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        lines = []
+        for entry, example in zip(self.inputs, self.example_inputs):
+            if entry.kind == "argument" and isinstance(example, torch.Tensor):
+                now = eval(entry.source, {"__builtins__": {}, "L": bound.arguments})  # Dynamo's text
+                traced = f"({', '.join(entry.shape)}), strides ({', '.join(map(str, example.stride()))})"
+                lines.append(
+                    f"{entry.source}: {tuple(now.shape)}, strides {now.stride()}; traced as {traced}"
+                )
+        return TraceError(
+            f"an input of {self.model_name} has a size or a layout that the compiled graph was not made for "
+            f"({str(error).splitlines()[0]}).\n  "
+            + "\n  ".join(lines)
+            + "\nSizes with one symbol must be equal; pass strided views as x.contiguous()"
+        )
 
     @contextmanager
     def tracing(self) -> Iterator[Any]:

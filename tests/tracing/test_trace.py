@@ -195,7 +195,7 @@ def test_standalone_compile_in_the_context_is_dynamic():
 
 def test_two_models_in_one_process():
     first, second = Mlp(1), Branchy()
-    a, b = trace(first, torch.randn(3, 8)), trace(second, torch.randn(5, 2))
+    a, b = trace(first, torch.randn(3, 8)), trace(second, torch.randn(5, 8))
     x = torch.randn(4, 8)
     torch.testing.assert_close(a(x), first(x))
     torch.testing.assert_close(b(x), second(x))
