@@ -80,16 +80,26 @@ class AddressReader:
 
     __slots__ = ("names", "paths", "read", "roots")
 
-    def __init__(self, roots: Sequence[str], paths: Sequence[str], names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, roots: Sequence[str], paths: Sequence[str], names: Sequence[str] = (), absent: str = ""
+    ) -> None:
         self.roots, self.paths = tuple(roots), tuple(paths)
         self.names = tuple(names) or self.paths  # as shown in an error
         body = "".join(f"{path}.data_ptr(), " for path in self.paths)
+        if absent:  # a root that was None must stay None
+            self.names = (*self.names, absent)
+            body += f"{absent} is not None, "
         source = f"lambda {', '.join(self.roots)}: ({body})"
         self.read: Callable[..., Addresses] = eval(source, {"__builtins__": {}})  # our own text
 
     def moved(self, where: str, recorded: Addresses, *values: Any) -> MovedInputError:
         """The error for the first of the tensors that is not where it was recorded."""
         for name, old, new in zip(self.names, recorded, self.read(*values)):
+            if old != new and isinstance(old, bool):
+                return MovedInputError(
+                    f"{where}: {name} was None when it was recorded and is given now, which the recorded graph "
+                    "does not look at: record with it (capture(..., context=...)), or leave it out"
+                )
             if old != new:
                 return moved_input(where, name, old, new)
         raise AssertionError("nothing has moved")  # the caller compared before

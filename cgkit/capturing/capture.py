@@ -140,7 +140,9 @@ class _Capture:
             )
         make = make_inputs or model_inputs.default_inputs
         largest = captured.sizes.largest
-        return StaticInputs(make, model_inputs.dims_of, model_inputs.canonical, largest, copying)
+        return StaticInputs(
+            make, model_inputs.dims_of, model_inputs.canonical, largest, copying, model_inputs.written
+        )
 
     def _learn_output_dims(self, plan: Plan) -> None:
         """With a single size, one more run at another size tells which output dimensions follow it."""
@@ -182,7 +184,7 @@ class _Capture:
         assert captured.inputs is not None
         args, kwargs = captured.inputs.at(key.num_tokens)
         metadata = self._metadata_for(key)
-        for _ in range(max(self.num_warmups, first and self._must_run_first())):
+        for _ in range(max(self.num_warmups, self._runs_needed(key, first))):
             with set_forward_context(metadata, batch_descriptor=key):
                 captured.run(*args, **kwargs)
         events.emit(events.CaptureTriggered(mode.name, key.num_tokens, key.uniform_decode))
@@ -190,9 +192,12 @@ class _Capture:
             output = captured.run(*args, **kwargs)
         captured.note_output(key.num_tokens, output)
 
-    def _must_run_first(self) -> bool:
-        """A backend's very first run takes the general shape; it must not be the recorded one."""
-        return any(b.compile_sizes and not b.first_run_finished for b in self.captured.compiled.backends)
+    def _runs_needed(self, key: BatchDescriptor, first: bool) -> int:
+        """Runs without which a recording would hold the general shape for a compile size: a backend's very
+        first run takes it always, and a size that compiles at first hit must be hit."""
+        backends = self.captured.compiled.backends
+        unrun = first and any(b.compile_sizes and not b.first_run_finished for b in backends)
+        return unrun + any(b.compiles_when_hit(key.num_tokens) for b in backends)
 
     def _metadata_for(self, key: BatchDescriptor) -> Any:
         return self.metadata(key) if callable(self.metadata) else self.metadata

@@ -7,13 +7,14 @@ step names is awake).
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit.capturing.addresses import WeightLedger, tensor_leaves
+from cgkit.capturing.addresses import WeightLedger, children, tensor_leaves
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
 from cgkit.capturing.platform import GraphPlatform, PoolBytes
@@ -40,7 +41,8 @@ class CapturedGraphs(Shown):
     model runs compiled, without a graph. :attr:`run` is the bare one, for a runner that owns its
     buffers, pads, and sets the forward context itself: nothing stands between it and the replays.
 
-    One thread at a time: the buffers are shared by all calls.
+    Calls from several threads take turns: the buffers are shared by all of them. :attr:`run` leaves that
+    to its caller.
 
     Attributes:
         compiled, platform, pool, sizes, mode, dispatcher, lock: what it is made of.
@@ -76,9 +78,12 @@ class CapturedGraphs(Shown):
         self.pieces: list[CUDAGraphWrapper] = []
         self.full: CUDAGraphWrapper | None = None
         self._options = options
+        self._turn = threading.RLock()
         self._check = self.model_inputs.checker()
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         self._output_dims: dict[str, tuple[int, ...]] = {}
+        self._numbers: dict[int, dict[str, Any]] = {}
+        self._uncuttable = ""
         self.run: Callable[..., Any] = self._wrap()
         _alive.add(self)
 
@@ -153,7 +158,7 @@ class CapturedGraphs(Shown):
         metadata, described = (outer.attn_metadata, outer.batch_descriptor) if outer else (None, None)
         uniform = described is not None and described.uniform_decode
         mode, key, padded = self.dispatcher.route(num_tokens, uniform)
-        with torch.no_grad():
+        with self._turn, torch.no_grad():
             if key is None:
                 self.inputs.check_static(tensors)
                 with set_forward_context(metadata):
@@ -169,11 +174,19 @@ class CapturedGraphs(Shown):
                 )
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
                 output = self.run(*args, **kwargs)
+            if self.inputs.written:
+                self.inputs.write_back(padded, tensors)
             return self._cut(output, num_tokens, padded)
 
     def _cut(self, output: Any, num_tokens: int, padded: int) -> Any:
         """The outputs without their padded rows, copied out of the graphs' memory if wanted."""
         into = {}
+        if num_tokens < padded and self._uncuttable:
+            raise ReplayError(
+                f"{num_tokens} tokens were padded to {padded}, and {self._uncuttable}: what belongs to the padding "
+                "cannot be told from the rest. Return what has a row a token, record this very size, or call "
+                "`run` and cut the output yourself"
+            )
         for path, tensor in tensor_leaves(output, "output"):
             cut = tensor
             if num_tokens < padded:
@@ -195,7 +208,9 @@ class CapturedGraphs(Shown):
         self._shapes[num_tokens] = {
             path: tuple(tensor.shape) for path, tensor in tensor_leaves(output, "output")
         }
+        self._numbers[num_tokens] = dict(_numbers(output, "output"))
         if len(self._shapes) > 1:
+            self._uncuttable = self._find_uncuttable()
             self._output_dims = {
                 path: tuple(
                     dim
@@ -204,6 +219,19 @@ class CapturedGraphs(Shown):
                 )
                 for path, shape in self._shapes[num_tokens].items()
             }
+
+    def _find_uncuttable(self) -> str:
+        """The output that changes with the token count otherwise than by having a row a token, or ""."""
+        (n, one), (m, other) = list(self._shapes.items())[-2:]
+        for path, shape in one.items():
+            for dim, (a, b) in enumerate(zip(shape, other.get(path, ()))):
+                if a != b and (a, b) != (n, m):
+                    return f"dimension {dim} of {path} is {a} for {n} tokens and {b} for {m}"
+        for path, number in self._numbers[n].items():
+            now = self._numbers[m].get(path)
+            if now != number:
+                return f"{path} is the number {number} for {n} tokens and {now} for {m}"
+        return ""
 
     # --- checking --------------------------------------------------------------------------------
 
@@ -269,6 +297,15 @@ class CapturedGraphs(Shown):
             pool = self.pool_bytes
             lines.append(f"  one pool: {pool.reserved:,} bytes reserved, {pool.allocated:,} allocated")
         return "\n".join(lines)
+
+
+def _numbers(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The Python numbers in an output, each with the expression that reaches it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+    elif depth < 4 and not isinstance(value, torch.Tensor):
+        for step, child in children(value):
+            yield from _numbers(child, path + step, depth + 1)
 
 
 def _freed(model: str) -> Callable[..., Any]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgkit.capturing.addresses import tensor_leaves
-from cgkit.capturing.static_inputs import Call, DynamicDims, replace_tensors
+from cgkit.capturing.static_inputs import Call, DynamicDims, distinct, replace_tensors
 from cgkit.errors import CaptureError
+from cgkit.tracing.buffer_writes import written_arguments
 
 if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph
@@ -71,8 +72,32 @@ class ModelInputs:
                         f"make_inputs gives no {entry.source}, which the model was traced with ({error!r}); "
                         "it must return the arguments of forward, built like those of the first call"
                     ) from error
+                self._check_like_the_trace(entry, value)
                 found[id(value)] = entry.dynamic_dims
         return found
+
+    @staticmethod
+    def _check_like_the_trace(entry: Any, value: Any) -> None:
+        static = {d: int(n) for d, n in enumerate(entry.shape) if n.isdecimal()}
+        fits = _is_tensor(value) and value.dtype == entry.dtype and value.dim() == len(entry.shape)
+        if entry.dtype is not None and not (fits and all(value.shape[d] == n for d, n in static.items())):
+            got = f"{value.dtype}, shape {tuple(value.shape)}" if _is_tensor(value) else repr(value)
+            raise CaptureError(
+                f"make_inputs gives for {entry.source}: {got}; the model was traced with {entry.dtype}, shape "
+                f"({', '.join(entry.shape)}), in which only the symbols may be other numbers"
+            )
+
+    def written(self, args: tuple, kwargs: dict) -> frozenset[int]:
+        """The arguments that forward changes in place, by ``id``."""
+        if self.traced is None:
+            return frozenset()
+        bound = self.traced.arguments.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        sources = [self.traced.inputs[index].source for index in written_arguments(self.traced)]
+        return frozenset(
+            id(eval(source, {"__builtins__": {}, "L": bound.arguments}))  # Dynamo's text
+            for source in sources
+        )
 
     def default_inputs(self, num_tokens: int) -> Call:
         """Zeros of the shapes that the model was traced with, ``num_tokens`` long; other values as they were.
@@ -83,7 +108,7 @@ class ModelInputs:
         if self.traced is None:
             raise CaptureError("give make_inputs: this graph has no model whose first call could be imitated")
         arguments = self.traced.arguments
-        args, kwargs = _call_of(arguments.signature, arguments.values)
+        args, kwargs = distinct(_call_of(arguments.signature, arguments.values))
         into = {}
         for tensor, dims in self._examples_of(args, kwargs):
             shape = [num_tokens if dim in dims else size for dim, size in enumerate(tensor.shape)]

@@ -17,6 +17,9 @@ from cgkit.config import CompilationConfig, whole_sizes
 from cgkit.display import Shown
 from cgkit.errors import CgkitError, ConfigError
 
+#: What a table with an entry a token count can hold without being the largest thing in memory.
+_LARGEST = 2**22
+
 
 def _article(max_num_seqs: int, max_num_batched_tokens: int | None) -> Sequence[int]:
     """1, 2, 4 and every 8, up to the least that covers ``max_num_seqs``."""
@@ -94,6 +97,11 @@ class CaptureSizes(Shown):
         self.sizes = whole_sizes("cudagraph_capture_sizes", sizes)
         if not self.sizes:
             raise ConfigError("cudagraph_capture_sizes=[] records nothing: give at least one size")
+        if self.sizes[-1] > _LARGEST:
+            raise ConfigError(
+                f"cudagraph_capture_sizes has {self.sizes[-1]}: no step has more than {_LARGEST} tokens; sizes "
+                "are token counts, not bytes"
+            )
         self.ladder = ladder
         self.tensor_parallel_size = tensor_parallel_size
         self.bs_to_padded_graph_size = [0]

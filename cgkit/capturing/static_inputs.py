@@ -48,6 +48,8 @@ class StaticInputs:
         dims_of: (args, kwargs) -> which tensors the graph reads, and their dynamic dimensions.
         canonical: brings a call into one form (positional where possible).
         largest: the largest size; the buffers are made for it.
+        written: (args, kwargs) -> which tensors, by ``id``, the model changes in place: with own buffers the
+            caller's tensors get the change too.
         copy_inputs: own buffers, filled by :meth:`fill`. False: the tensors of ``make_inputs``
             themselves are what the caller will pass again.
     """
@@ -59,6 +61,7 @@ class StaticInputs:
         canonical: Callable[[tuple, dict], Call],
         largest: int,
         copy_inputs: bool = True,
+        written: Callable[[tuple, dict], frozenset[int]] = lambda args, kwargs: frozenset(),
     ) -> None:
         self.make_inputs, self.canonical, self.copy_inputs = make_inputs, canonical, copy_inputs
         args, kwargs = self._make(largest)
@@ -68,6 +71,8 @@ class StaticInputs:
             raise _not_callable_so(largest, error) from error
         leaves = [leaf for leaf in _leaves(args, kwargs) if id(leaf[1]) in dims]
         self.paths = [path for path, _ in leaves]
+        changed = written(args, kwargs) if copy_inputs else frozenset()
+        self.written = [index for index, (_, tensor) in enumerate(leaves) if id(tensor) in changed]
         self.dims = [dims[id(tensor)] for _, tensor in leaves]
         following = [index for index, each in enumerate(self.dims) if each]
         if not following:
@@ -99,7 +104,7 @@ class StaticInputs:
 
     def _make(self, size: int) -> Call:
         try:
-            return self.canonical(*as_call(self.make_inputs(size)))
+            return distinct(self.canonical(*as_call(self.make_inputs(size))))
         except TypeError as error:
             raise _not_callable_so(size, error) from error
 
@@ -118,6 +123,13 @@ class StaticInputs:
                 "it must return "
                 "the same structure for every size"
             ) from error
+        for path, tensor, dims in zip(self.paths, made, self.dims):
+            if dims and all(tensor.shape[dim] != size for dim in dims):
+                raise CaptureError(
+                    f"make_inputs({size}) gave {path} the shape {tuple(tensor.shape)}, in which none of the "
+                    f"dynamic dimensions {list(dims)} is {size}: it must return arguments for exactly the number "
+                    "of tokens that it is asked for"
+                )
         if self.copy_inputs:
             views = tuple(
                 flat.as_strided(tensor.shape, tensor.stride()) for flat, tensor in zip(self._buffers, made)
@@ -163,15 +175,30 @@ class StaticInputs:
             ReplayError: a tensor does not fit its buffer in type or in a static dimension.
         """
         call = self.at(size)
+        num_tokens = tensors[self._first].shape[self.dims[self._first][0]]
         for path, view, tensor, dims in zip(self.paths, self._views[size], tensors, self.dims):
-            if tensor.shape == view.shape and tensor.dtype == view.dtype:
+            exact = tensor.shape == view.shape and tensor.dtype == view.dtype
+            if exact and (num_tokens == size or not dims):
                 view.copy_(tensor)
                 continue
             self._check_fit(path, view, tensor, dims)
+            for dim in dims:
+                if view.shape[dim] == size and tensor.shape[dim] != num_tokens:
+                    raise ReplayError(
+                        f"{path} has {tensor.shape[dim]} in dimension {dim}, and {self.paths[self._first]} says "
+                        f"that there are {num_tokens} tokens: both follow one count in what was recorded. Pass "
+                        "equal sizes, or give capture a make_inputs in which they differ"
+                    )
             view[tuple(slice(length) for length in tensor.shape)].copy_(tensor)
             for dim in dims:
                 view.narrow(dim, tensor.shape[dim], view.shape[dim] - tensor.shape[dim]).zero_()
         return call
+
+    def write_back(self, size: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Gives the caller's tensors what the model wrote into theirs in place."""
+        views = self._views[size]
+        for index in self.written:
+            tensors[index].copy_(views[index][tuple(slice(length) for length in tensors[index].shape)])
 
     def check_static(self, tensors: Sequence[torch.Tensor]) -> None:
         """Checks all but the dynamic dimensions: a graph without guards would take anything.
@@ -221,7 +248,24 @@ def _leaves(args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:
 def _flat_like(tensor: torch.Tensor) -> torch.Tensor:
     """One-dimensional memory in which every size of ``tensor`` fits, whatever its strides."""
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride()))
-    return torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+    with torch.inference_mode(False):  # else no later call outside of that mode could fill it
+        return torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+
+
+class _Distinct(dict):  # type: ignore[type-arg]
+    """For :func:`replace_tensors`: every tensor that was met before becomes another handle of itself."""
+
+    def get(self, key: int, tensor: Any = None) -> Any:
+        if key in self:
+            return tensor.detach()
+        self[key] = tensor
+        return tensor
+
+
+def distinct(call: Call) -> Call:
+    """The call with one tensor object an argument: two that are one tensor now may be two later."""
+    seen = _Distinct()
+    return Call(replace_tensors(call.args, seen), replace_tensors(call.kwargs, seen))
 
 
 def replace_tensors(value: Any, into: Mapping[int, Any]) -> Any:

@@ -214,7 +214,9 @@ class CUDAGraphWrapper(Shown):
         if not self.platform.emulated:  # what lies on the host is not read by a recorded kernel
             found = [(path, tensor) for path, tensor in found if tensor.device.type != "cpu"]
         paths = [path for path, _ in found]
-        return AddressReader(("args", "kwargs", "metadata"), paths, [self._shown(path) for path in paths])
+        absent = "metadata" if self.options.check_metadata and metadata is None else ""
+        names = [self._shown(path) for path in paths]
+        return AddressReader(("args", "kwargs", "metadata"), paths, names, absent)
 
     def _shown(self, path: str) -> str:
         """``args[3]`` with the argument's name, where it is known."""

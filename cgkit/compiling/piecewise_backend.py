@@ -112,6 +112,10 @@ class PiecewiseBackend:
             return runnable(*args)
         return recorder.opaque_call(runnable, self.graph, args)
 
+    def compiles_when_hit(self, num_tokens: int) -> bool:
+        """Whether a run of ``num_tokens`` would be compiled first (``compile_at="first_hit"``)."""
+        return self._first_hit and num_tokens in self.to_be_compiled_sizes
+
     def runnable_for(self, num_tokens: int) -> Runnable:
         """The callable that serves ``num_tokens`` as things stand; compiles nothing."""
         entry = self.concrete_size_entries.get(num_tokens)
