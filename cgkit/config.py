@@ -8,6 +8,7 @@ silently do something else than what was written raises, with the field, the val
 from __future__ import annotations
 
 import enum
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -181,6 +182,15 @@ class CompilationConfig:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size}: cgkit runs on one device; use 1"
             )
+        for name in ("cudagraph_copy_inputs", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is neither True nor False")
+        if not isinstance(self.inductor_compile_config, dict):
+            raise ConfigError(
+                f"inductor_compile_config={self.inductor_compile_config!r} is not a dict of Inductor's options"
+            )
+        if self.debug_dump_path is not None and not isinstance(self.debug_dump_path, (str, os.PathLike)):
+            raise ConfigError(f"debug_dump_path={self.debug_dump_path!r} is not a path; None writes nothing")
         self._check_custom_ops()
         self._resolve_modes(put)
 
@@ -288,7 +298,7 @@ def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(e, str) for e in value):
         raise ConfigError(f"{name}={value!r} is not a list of strings")
     return tuple(value)
 

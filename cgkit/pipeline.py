@@ -39,6 +39,7 @@ from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
 M = TypeVar("M", bound=type[nn.Module])
 
 _OPTIONS = "_cgkit_options"  # on a decorated class
+_WRAPPED = "_cgkit_wrapped"  # on a decorated class's __call__: what stands behind it
 _CONFIG = "_cgkit_config"  # on an instance that was given one
 _STATE = "_cgkit_state"  # on an instance that was called
 _states: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
@@ -101,6 +102,7 @@ def _decorate(cls: M, dims: Any, enable_if: Any, default: CompilationConfig | No
     if previous := cls.__dict__.get(_OPTIONS):  # a notebook's cell that is run again
         cls.__init__, cls.__call__ = previous["init"], previous["call"]  # type: ignore[misc, method-assign]
     init, call = cls.__init__, cls.__call__
+    call = getattr(call, _WRAPPED, call)  # of a decorated base class: one way in, not two around each other
     if dims is None:
         dims = infer_dynamic_arg_dims(cls.forward)
     if not dims:
@@ -132,6 +134,7 @@ def _decorate(cls: M, dims: Any, enable_if: Any, default: CompilationConfig | No
             return state.call_with_hooks(args, kwargs)
         return state.call(*args, **kwargs)
 
+    setattr(__call__, _WRAPPED, call)
     cls.__init__, cls.__call__ = __init__, __call__  # type: ignore[misc,assignment]
     setattr(
         cls,
@@ -251,10 +254,15 @@ class CompiledModel:
         self.compiled = compile_pieces(self.split, config)
         if not config.mode:
             return self.compiled.bind()
-        platform = get_platform(config.graph_platform, device_of(self.compiled))
-        options = CUDAGraphOptions(debug=config.debug)
-        self.captured = CapturedGraphs(self.compiled, sizes, config.mode, platform, None, options)
+        self.captured = self._open(self.compiled, sizes)
         return self.captured
+
+    def _open(self, compiled: CompiledGraph, sizes: CaptureSizes) -> CapturedGraphs:
+        """The wrappers of stage 4 with nothing recorded yet."""
+        config = self.config
+        platform = get_platform(config.graph_platform, device_of(compiled))
+        options = CUDAGraphOptions(debug=config.debug)
+        return CapturedGraphs(compiled, sizes, config.mode, platform, None, options)
 
     def capture(self, sizes: Any = None, **options: Any) -> CapturedGraphs:
         """Records every size (see :func:`cgkit.capture`) and locks; calls are replayed from then on.
@@ -272,9 +280,17 @@ class CompiledModel:
                         else f"its configuration is {self.config!r}; set level=3 and a cudagraph_mode"
                     )
                 )
+            resolved = CaptureSizes.resolve(self.config, sizes)  # what is wrong with them leaves all as it is
             if self.captured is not None:
                 self.captured.free()
-            self.call = self.captured = capture(self.compiled, sizes, **options)
+            try:
+                self.call = self.captured = capture(self.compiled, resolved, **options)
+            except (
+                BaseException
+            ):  # what was recorded is gone: calls run compiled, as before the first capture
+                self.compiled.lock.locked = False
+                self.call = self.captured = self._open(self.compiled, resolved)
+                raise
             return self.captured
 
 

@@ -238,8 +238,12 @@ class Runner:
     def _requests(self, prompts: Any, max_tokens: int, sampling: Any, stop_at_eos: bool) -> list[Request]:
         if hasattr(prompts, "tolist"):
             prompts = prompts.tolist()
+        if not isinstance(prompts, (str, Sequence)):
+            raise ServingError(f"prompts={prompts!r} is neither a text nor a list of texts or token ids")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
             prompts = [prompts]
+        if not isinstance(sampling, (SamplingParams, Sequence)):
+            raise ServingError(f"sampling={sampling!r} is neither SamplingParams nor a list of them")
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(params) != len(prompts):
             raise ServingError(
