@@ -202,7 +202,7 @@ def _piece_key(args: Sequence[Any]) -> Any:
     parts: list[Any] = []
     for index, arg in enumerate(args):
         if isinstance(arg, torch.Tensor):
-            parts.append((TensorLayout.of(arg), first.setdefault(torch_hooks.storage_identity(arg), index)))
+            parts.append((TensorLayout.of(arg), first.setdefault(torch_hooks.storage_key(arg), index)))
         else:
             parts.append(_key(arg))
     return tuple(parts)
@@ -216,7 +216,7 @@ def _run_piece(graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
             results = graph(*fakes)
     results = results if isinstance(results, (tuple, list)) else (results,)
     arguments = {
-        torch_hooks.storage_identity(fake): index
+        torch_hooks.storage_key(fake): index
         for index, fake in reversed(list(enumerate(fakes)))
         if isinstance(fake, torch.Tensor)
     }
@@ -228,7 +228,7 @@ def _run_piece(graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
         if not isinstance(result, torch.Tensor):
             outputs.append(result)
             continue
-        identity = torch_hooks.storage_identity(result)
+        identity = torch_hooks.storage_key(result)
         if identity in arguments:
             same = [index for index, fake in enumerate(fakes) if fake is result]
             outputs.append(

@@ -48,7 +48,7 @@ _READS = {
 _SPLITS = {torch.tensor_split, torch.Tensor.tensor_split}
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = (os.path.join(os.path.dirname(__file__), "emulated"), torch_hooks.__file__)
+_OURS = (os.path.join(os.path.dirname(__file__), "emulated"), os.path.dirname(torch_hooks.__file__) + os.sep)
 
 
 def user_line() -> str:

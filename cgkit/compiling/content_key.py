@@ -172,9 +172,9 @@ class _Text:
         return self.of(value)
 
     def function(self, target: Any) -> str:
-        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        if isinstance(target, torch_hooks.OpOverload | torch_hooks.OpOverloadPacket):
             return f"op {target}"
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, torch_hooks.HigherOrderOperator):
             return f"higher order op {target.name()}"
         name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
         # torch.cat says that it belongs to no module, and Tensor methods to a private base class.

@@ -125,7 +125,7 @@ def _compile(
 ) -> CompiledPiece:
     start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
     fixed = torch_hooks.specialised_symbols(fake_mode)
-    assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
+    assumed = len(torch_hooks.shape_guards(fake_mode))
     try:
         runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
     except CgkitError:
@@ -151,5 +151,5 @@ def _compile(
         adaptor=adaptor.name,
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
-        assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
+        assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
     )

@@ -25,7 +25,8 @@ from torch import fx
 from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError, TraceError
 from cgkit.tracing.decompile import decompile
-from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, user_line
+from cgkit.tracing.frames import innermost_outside_torch, user_line
+from cgkit.tracing.traced_graph import TracedGraph
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class _NodeByNode(fx.Interpreter):
         return super().run_node(n)
 
 
-class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
+class _WriteWatch(torch_hooks.TorchDispatchMode):
     """Sees every operator, and whether its schema writes to a storage that the model keeps."""
 
     supports_higher_order_operators = True
