@@ -24,11 +24,11 @@ from cgkit.capturing.emulated_layouts import (
     OnNewStorage,
     TensorLayout,
     leaves,
-    map_tensors,
 )
 from cgkit.capturing.emulated_pool import EmulatedPool, fill_with_sentinel, on_storage
 from cgkit.capturing.emulated_tape import TapedCall
 from cgkit.errors import CaptureError, HostReadError
+from cgkit.tensor_trees import map_tensors
 from cgkit.torch_hooks import OpOverload, TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -204,7 +204,7 @@ class EmulatedRecorder(TorchDispatchMode):
         kept = tuple(outputs) if any(output is not None for output in outputs) else ()
         self.tape.append(TapedCall(function, fixed, named, kept))
 
-    def _address(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _address(self, _: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's address for the tape: weak in our pool; elsewhere an alias, since the caller
         may give the tensor object other memory later (``parameter.data = ...``)."""
         weak = self.pool.weak(tensor)
