@@ -219,7 +219,8 @@ class _Text:
         layout = self.input(value, None)
         if torch_hooks.is_fake(value) or value.layout is not torch.strided or value.is_meta:
             return f"{layout} {self.identity(value)}"
-        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        # cloned, since what has one element counts as contiguous whatever its strides
+        plain = value.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
         content = plain.flatten().view(torch.uint8).numpy().tobytes()
         return f"{layout} sha256 {hashlib.sha256(content).hexdigest()}"
 
