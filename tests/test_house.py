@@ -114,6 +114,13 @@ def test_every_public_name_resolves_and_says_what_it_is(name):
     assert name in dir(cgkit)
 
 
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse((ROOT / "cgkit" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name for node in block.body for alias in node.names}
+    assert seen == set(cgkit.__all__)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_says_what_it_is_and_has_a_readme(stage):
     assert len(import_module(f"cgkit.{stage}").__doc__) > 30
