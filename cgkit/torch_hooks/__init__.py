@@ -54,12 +54,12 @@ from cgkit.torch_hooks.operators import (
     destroy_library,
     has_python_kernel,
     is_composite,
+    mutated_arguments,
     operator_of,
     register_fake_in,
     resolve_overload,
     returns_several,
     run_cpu_kernel,
-    writes,
     written_arguments,
 )
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
@@ -110,6 +110,7 @@ __all__ = [
     "lean_global",
     "mark_dynamic",
     "missing_fake_errors",
+    "mutated_arguments",
     "new_fake_mode",
     "operator_of",
     "original_of_compiled",
@@ -137,6 +138,5 @@ __all__ = [
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",
-    "writes",
     "written_arguments",
 ]

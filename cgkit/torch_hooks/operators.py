@@ -73,17 +73,18 @@ def written_arguments(op: OpOverload) -> list[str | None]:
     return names
 
 
-def writes(op: OpOverload) -> bool:
-    """Whether ``op`` says that it changes one of its arguments. Run on torch 2.13 (CPU)."""
-    return op._schema.is_mutable
+def mutated_arguments(op: OpOverload) -> list[str]:
+    """The arguments that ``op`` says it writes to. Run on torch 2.13 (CPU)."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def bound_argument(op: OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The argument called ``name`` in a call of ``op``. Run on torch 2.13 (CPU)."""
-    if name in kwargs:
-        return kwargs[name]
-    position = [argument.name for argument in op._schema.arguments].index(name)
-    return args[position]
+    """The argument called ``name`` in a call of ``op``; None if it is left to its default, or unknown.
+
+    Run on torch 2.13 (CPU).
+    """
+    given = {argument.name: value for argument, value in zip(op._schema.arguments, args)}
+    return {**given, **kwargs}.get(name)
 
 
 def has_python_kernel(op: OpOverload) -> bool:

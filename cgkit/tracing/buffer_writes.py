@@ -135,7 +135,7 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
     owners: dict[Any, str] = {}
     for graph_input, example in zip(traced.inputs, traced.example_inputs):
         if isinstance(example, torch.Tensor) and (graph_input.is_weight or graph_input.kind == "other"):
-            owners.setdefault(_storage(example), _from_model(graph_input.source))
+            owners.setdefault(torch_hooks.storage_key(example), _from_model(graph_input.source))
     if not owners:
         return []
     watch = _WriteWatch(owners)
@@ -150,10 +150,6 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
             "and switch graphs off"
         ) from error
     return watch.found
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    return torch_hooks.storage_key(tensor)
 
 
 class _NodeByNode(fx.Interpreter):
@@ -191,7 +187,7 @@ class _WriteWatch(torch_hooks.TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _written(self, func: Any, tensor: torch.Tensor) -> None:
-        name = self.owners.get(_storage(tensor))
+        name = self.owners.get(torch_hooks.storage_key(tensor))
         if name is None or self.node is None:
             return
         file, line, text = user_line(self.node) or ("?", 0, f"(node {self.node.name})")
@@ -208,12 +204,11 @@ _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call that the operator writes to, as its schema says."""
-    arguments = func._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, args)} | kwargs
-    names = [entry.name for entry in arguments if entry.alias_info is not None and entry.alias_info.is_write]
-    if func._schema.name.removeprefix("aten::") in _UNDECLARED and given.get("training"):
+    names = torch_hooks.mutated_arguments(func)
+    undeclared = func.name().removeprefix("aten::").partition(".")[0] in _UNDECLARED
+    if undeclared and torch_hooks.bound_argument(func, "training", args, kwargs):
         names += ["running_mean", "running_var"]
-    return [given.get(name) for name in names]
+    return [torch_hooks.bound_argument(func, name, args, kwargs) for name in names]
 
 
 def _declares_its_writes(node: fx.Node | None) -> bool:

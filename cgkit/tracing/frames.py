@@ -13,7 +13,8 @@ from torch import fx
 Frame = tuple[str, int, str]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?[ \t]*([^\n]*)')
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_LIBRARY = (TORCH_FOLDER, os.path.dirname(__file__) + os.sep, "<frozen ")
 
 
 def frames_in(text: str) -> list[Frame]:

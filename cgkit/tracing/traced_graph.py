@@ -237,7 +237,8 @@ _REGISTERED = re.compile(
 
 
 def operator_name(node: fx.Node) -> str:
-    """A readable name of what a node calls; "" for placeholders and the output."""
+    """What a node calls, as its author would say it (``linear``, ``cgkit.my_op``); "" for placeholders and
+    the output. The full names, which ``splitting_ops`` takes, are the split stage's."""
     if node.op not in _CALLS:
         return ""
     if isinstance(node.target, str):
