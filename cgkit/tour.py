@@ -112,7 +112,7 @@ class TourResult:
             text_table(pd.DataFrame(times)[["mode", "ms_per_token", "low_ms", "high_ms", "emulated"]]),
             "",
             f"  > {answer['prompt']}",
-            f"  {' '.join(str(answer['answer']).split())}",
+            f"  {' '.join(str(answer['answer']).split()) if not data.remarks else '(' + data.remarks[0] + ')'}",
             "",
             f"  the page: {self.report}",
         ]

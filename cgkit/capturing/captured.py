@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit.capturing.addresses import WeightLedger, children, tensor_leaves
+from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
 from cgkit.capturing.platform import GraphPlatform, PoolBytes
 from cgkit.capturing.sizes import CaptureSizes
-from cgkit.capturing.static_inputs import StaticInputs, replace_tensors
+from cgkit.capturing.static_inputs import StaticInputs
 from cgkit.capturing.wrapper import CUDAGraphOptions, CUDAGraphWrapper
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, ReplayError
 from cgkit.forward_context import CaptureLock, current_forward_context, set_forward_context
+from cgkit.tensor_trees import number_leaves, replace_tensors, tensor_leaves
 
 if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph, PiecewiseBackend
@@ -117,8 +119,6 @@ class CapturedGraphs(Shown):
         return wrapper.call
 
     def _with(self, **changes: Any) -> CUDAGraphOptions:
-        from dataclasses import replace
-
         return replace(self._options, **changes)
 
     def _checking_weights(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,8 +169,7 @@ class CapturedGraphs(Shown):
                 raise ReplayError(
                     f"{num_tokens} tokens are no recorded size ({padded} is the next), and with "
                     "cudagraph_copy_inputs=False cgkit has no buffers to pad in: pass your own "
-                    "buffers' first "
-                    f"{padded} rows, or leave cudagraph_copy_inputs on"
+                    f"buffers' first {padded} rows, or leave cudagraph_copy_inputs on"
                 )
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
                 output = self.run(*args, **kwargs)
@@ -208,7 +207,7 @@ class CapturedGraphs(Shown):
         self._shapes[num_tokens] = {
             path: tuple(tensor.shape) for path, tensor in tensor_leaves(output, "output")
         }
-        self._numbers[num_tokens] = dict(_numbers(output, "output"))
+        self._numbers[num_tokens] = dict(number_leaves(output, "output"))
         if len(self._shapes) > 1:
             self._uncuttable = self._find_uncuttable()
             self._output_dims = {
@@ -297,15 +296,6 @@ class CapturedGraphs(Shown):
             pool = self.pool_bytes
             lines.append(f"  one pool: {pool.reserved:,} bytes reserved, {pool.allocated:,} allocated")
         return "\n".join(lines)
-
-
-def _numbers(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The Python numbers in an output, each with the expression that reaches it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path, value
-    elif depth < 4 and not isinstance(value, torch.Tensor):
-        for step, child in children(value):
-            yield from _numbers(child, path + step, depth + 1)
 
 
 def _freed(model: str) -> Callable[..., Any]:
