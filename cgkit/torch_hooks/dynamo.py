@@ -204,7 +204,10 @@ def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
     """(source, kind, key) of every guard of a trace so far, as text; to be asked inside of the backend.
 
     ``kind`` is the name of Dynamo's builder ("CONSTANT_MATCH", "SEQUENCE_LENGTH", "DICT_CONTAINS", ...);
-    ``key`` what a dictionary was asked for. Empty where Dynamo keeps its guards otherwise.
+    ``key`` what a dictionary was asked for. Empty where Dynamo keeps its guards otherwise: nothing breaks then,
+    but less of the arguments is checked (tests/test_silently_wrong.py fails).
+
+    Run on torch 2.13 (CPU) only.
     """
     found = []
     guards = getattr(getattr(context, "guards_context", None), "dynamo_guards", ())
