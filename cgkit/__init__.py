@@ -11,12 +11,13 @@ or all at once with ``@cgkit.support_torch_compile`` on a model class. Names are
 are first used, so that ``import cgkit`` costs little more than ``import torch``.
 """
 
+# ruff: noqa: F401 - what is imported for type checkers is for them alone
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import cgkit.counters  # noqa: F401 - the first reader of the events must be there before the first event
+import cgkit.counters  # the first reader of the events must be there before the first event
 
 __version__ = "0.1.0"
 
@@ -28,25 +29,40 @@ _WHERE = {
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
     "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
-    "capturing": "capture CapturedGraphs CUDAGraphWrapper CudagraphDispatcher CaptureSizes",
-    "serving": "Runner",
+    "capturing": (
+        "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
+    ),
+    "serving": "Runner SamplingParams load_model",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = sorted(_HOME)
 
-if TYPE_CHECKING:
-    from cgkit.capturing import CapturedGraphs as CapturedGraphs
-    from cgkit.capturing import CaptureSizes as CaptureSizes
-    from cgkit.capturing import capture as capture  # type: ignore[no-redef]
-    from cgkit.compiling import CompiledGraph as CompiledGraph
-    from cgkit.compiling import compile_pieces as compile_pieces
-    from cgkit.config import CompilationConfig as CompilationConfig
-    from cgkit.config import CUDAGraphMode as CUDAGraphMode
-    from cgkit.splitting import SplitGraph as SplitGraph
-    from cgkit.splitting import split_graph as split_graph  # type: ignore[no-redef]
-    from cgkit.tracing import TracedGraph as TracedGraph
-    from cgkit.tracing import trace as trace  # type: ignore[no-redef]
+if TYPE_CHECKING:  # the same names once more, for editors and type checkers: they run no __getattr__
+    from cgkit.capturing import (  # type: ignore[no-redef]
+        CapturedGraphs,
+        CaptureSizes,
+        CudagraphDispatcher,
+        CUDAGraphOptions,
+        CUDAGraphWrapper,
+        capture,
+        get_platform,
+    )
+    from cgkit.compiling import CompiledGraph, PiecewiseBackend, compile_pieces, set_inductor_config
+    from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
+    from cgkit.counters import CompilationCounter, compilation_counter
+    from cgkit.errors import CgkitError
+    from cgkit.forward_context import (
+        BatchDescriptor,
+        CaptureLock,
+        ForwardContext,
+        get_forward_context,
+        set_forward_context,
+    )
+    from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
+    from cgkit.serving import Runner, SamplingParams, load_model
+    from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]
+    from cgkit.tracing import TracedGraph, trace  # type: ignore[no-redef]
 
 
 def __getattr__(name: str) -> Any:

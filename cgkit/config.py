@@ -72,10 +72,6 @@ class CUDAGraphMode(_ParsableEnum):
         """Whether ``mode`` (not a composite) is taken by some batch."""
         return mode in (self.decode_mode(), self.mixed_mode())
 
-    def max_cudagraph_mode(self) -> CUDAGraphMode:
-        """The larger of the two modes, in the order NONE, PIECEWISE, FULL."""
-        return max((self.decode_mode(), self.mixed_mode()), key=lambda mode: mode.value)
-
     def __bool__(self) -> bool:
         return self is not CUDAGraphMode.NONE
 
@@ -127,15 +123,17 @@ class CompilationConfig:
     dispatch: str = "bytecode"
     #: When a piece gets its static sizes: "start" (before capture) or "first_hit".
     compile_at: str = "start"
-    #: Custom operators: "all", "none", "+name", "-name". None: "none" with Inductor, else "all".
+    #: Which layers would take a hand-written kernel: "all", "none", "+name", "-name" (vLLM's field).
+    #: Checked, and read by nothing: the models here have one form of each layer.
     custom_ops: tuple[str, ...] | None = None
     #: Options handed to Inductor for every piece.
     inductor_compile_config: dict[str, Any] = field(default_factory=dict)
-    #: Folder for the graphs and the bytecode; None writes nothing.
+    #: Folder for the stitching code, the pieces and what their keys are made of; None writes nothing.
     debug_dump_path: str | None = None
     #: The largest number of requests in a batch (one token each in decode).
     max_num_seqs: int = 256
-    #: The largest number of tokens in a step. None: the largest capture size or ``max_num_seqs``.
+    #: The largest number of tokens in a step. None: ladders take it for unlimited, and a runner for what
+    #: fits its longest request and its largest recorded size.
     max_num_batched_tokens: int | None = None
     #: Token counts that run without a graph are padded to a multiple of this. Only 1 for now.
     tensor_parallel_size: int = 1

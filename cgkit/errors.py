@@ -29,7 +29,7 @@ class SplitError(CgkitError, ValueError):
 
 
 class CompileError(CgkitError, RuntimeError):
-    """A piece could not be compiled, or would have to be compiled after the lock."""
+    """A piece could not be compiled."""
 
 
 class CaptureError(CgkitError, RuntimeError):

@@ -1,7 +1,7 @@
 """What the stages report while they work: typed events, and who reads them.
 
-Stages report, they do not count. A stage calls :func:`emit`; counters, progress bars, the memory
-ledger and the recompile log subscribe. Events are for things that happen once (a trace, a
+Stages report, they do not count. A stage calls :func:`emit`; counters and progress bars subscribe.
+Events are for things that happen once (a trace, a
 compilation, a recording) or once a step; nothing is emitted inside a step's replay. An event that
 nobody reads costs one attribute check when guarded by :func:`has_readers`.
 """
@@ -32,7 +32,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True)
 class ModelSeen(Event):
-    """A decorated model was called for the first time, with compilation on."""
+    """A decorated model, or a runner, goes down the road for the first time at level 1 or higher."""
 
     model: str
 
@@ -101,14 +101,14 @@ class PieceShared(Event):
 
 @dataclass(frozen=True)
 class CacheEntryUpdated(Event):
-    """The compile cache got a new entry."""
+    """The compile cache got a new entry. (There is no such cache yet: nothing emits this.)"""
 
     key: str
 
 
 @dataclass(frozen=True)
 class ArtifactSaved(Event):
-    """A compiled artefact was written to disk."""
+    """A compiled artefact was written to disk. (Nothing does that yet.)"""
 
     key: str
     path: str
@@ -116,7 +116,7 @@ class ArtifactSaved(Event):
 
 @dataclass(frozen=True)
 class ArtifactLoaded(Event):
-    """A compiled artefact was read from disk instead of being compiled."""
+    """A compiled artefact was read from disk instead of being compiled. (Nothing does that yet.)"""
 
     key: str
     path: str

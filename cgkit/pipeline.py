@@ -24,7 +24,6 @@ from cgkit.capturing import (
     CaptureSizes,
     CUDAGraphOptions,
     capture,
-    check_compile_sizes,
     device_of,
     free_all,
     get_platform,
@@ -221,7 +220,7 @@ class CompiledModel:
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         level, name = self.config.level, type(self.model).__name__
-        if level is CompilationLevel.NO_COMPILATION and not self.config.mode:
+        if level is CompilationLevel.NO_COMPILATION:
             return self._weakly(type(self.model).forward)
         events.emit(events.ModelSeen(name))
         if level is CompilationLevel.DYNAMO_AS_IS:
@@ -237,8 +236,7 @@ class CompiledModel:
     def _road(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """Stages 1 to 3, and the wrappers of stage 4 if graphs are on (still open: nothing is recorded)."""
         config, whole = self.config, self.config.level is CompilationLevel.DYNAMO_ONCE
-        sizes = CaptureSizes.resolve(config)
-        check_compile_sizes(config, sizes)
+        sizes = CaptureSizes.resolve(config)  # before the work: a size that makes no sense is refused here
         self.traced = trace(
             self.model,
             *args,

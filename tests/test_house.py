@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import cgkit
+from cgkit import torch_hooks
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "cgkit").rglob("*.py"))
 STAGES = ("tracing", "splitting", "compiling", "capturing", "serving")
 
-#: Types without a public name, needed for ``isinstance`` where an fx node's target is looked at.
-PRIVATE_BUT_NEEDED = {"torch._ops"}
+HOOKS = ROOT / "cgkit" / "torch_hooks"
 
 
 def run(*command: str) -> str:
@@ -88,13 +88,23 @@ def test_the_search_for_private_names_finds_them():
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_names_of_torch_stand_in_one_file(path):
-    if path.name == "torch_hooks.py":
+def test_private_names_of_torch_stand_in_torch_hooks(path):
+    if HOOKS in path.parents:
         return
     names = private_torch_names(path.read_text())
     # an operator's own name may begin with an underscore (aten._to_copy): that is no hook
     names = {name for name in names if not name.startswith("torch.ops.")}
-    assert names - PRIVATE_BUT_NEEDED == set()
+    assert names == set()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in torch_hooks.__all__ if callable(getattr(torch_hooks, name))]
+)
+def test_every_hook_says_on_which_versions_it_was_run(name):
+    hook = getattr(torch_hooks, name)
+    if hook.__module__.startswith("torch.") or name in {"gone", "SideEffect"}:
+        return  # torch's own class under a name of ours; no hook
+    assert re.search(r"Run on (torch|Triton) \d\.\d+", hook.__doc__)
 
 
 @pytest.mark.parametrize("name", cgkit.__all__)
@@ -102,6 +112,13 @@ def test_every_public_name_resolves_and_says_what_it_is(name):
     value = getattr(cgkit, name)
     assert (getattr(value, "__doc__", None) or "").strip()
     assert name in dir(cgkit)
+
+
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse((ROOT / "cgkit" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name for node in block.body for alias in node.names}
+    assert seen == set(cgkit.__all__)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -11,9 +11,7 @@ becomes one generated expression; a replay evaluates it and compares two tuples 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,61 +19,13 @@ import torch
 from cgkit.errors import MovedInputError, ReplayError
 
 Addresses = tuple[int, ...]
-_MAX_DEPTH = 6
-
-
-def tensor_leaves(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in ``value`` with the Python expression that reaches each from ``path``.
-
-    Looks into tuples, lists, dicts with plain keys, dataclasses and plain objects with attributes
-    (attention metadata is whatever the operators expect); not into modules, classes or functions.
-    """
-    yield from _leaves(value, path, 0)
-
-
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif depth < _MAX_DEPTH:
-        for step, child in children(value):
-            yield from _leaves(child, path + step, depth + 1)
-
-
-def children(value: Any) -> Iterable[tuple[str, Any]]:
-    """What lies directly in the container ``value``, each with the text that reaches it."""
-    if isinstance(value, (tuple, list)):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", child) for key, child in value.items() if isinstance(key, (str, int))]
-    if is_record(value):
-        return [(f".{name}", child) for name, child in attributes(value).items() if name.isidentifier()]
-    return ()
-
-
-def is_record(value: Any) -> bool:
-    """Whether ``value`` is a plain object whose attributes are its content."""
-    if isinstance(value, (type, ModuleType, torch.nn.Module)) or callable(value):
-        return False
-    plain = type(value).__module__.split(".")[0] not in ("torch", "numpy", "builtins")
-    return (
-        isinstance(value, SimpleNamespace)
-        or dataclasses.is_dataclass(value)
-        or (plain and hasattr(value, "__dict__"))
-    )
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of a record, those of a dataclass with slots included."""
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
-    return vars(value)
 
 
 class AddressReader:
     """Reads the addresses of the same tensors again and again.
 
     ``roots`` are the names under which values are handed to ``read`` (in that order), ``paths`` the
-    expressions found by :func:`tensor_leaves`, each beginning with a root's name.
+    expressions found by :func:`cgkit.tensor_trees.tensor_leaves`, each beginning with a root's name.
     """
 
     __slots__ = ("names", "paths", "read", "roots")
@@ -107,9 +57,8 @@ def moved_input(where: str, name: str, old: int, new: int) -> MovedInputError:
     """The error for one tensor that moved from ``old`` to ``new``."""
     return MovedInputError(
         f"{where}: input {name} was recorded at address {old:#x} and now lies at {new:#x}; a replay "
-        "would read "
-        "what is left at the old address. Write into the recorded buffer instead (`buffer.copy_(value)`), "
-        "let cgkit copy (cudagraph_copy_inputs=True), or capture again"
+        "would read what is left at the old address. Write into the recorded buffer instead "
+        "(`buffer.copy_(value)`), let cgkit copy (cudagraph_copy_inputs=True), or capture again"
     )
 
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit.capturing.addresses import WeightLedger, tensor_leaves
+from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
 from cgkit.capturing.platform import GraphPlatform, PoolBytes
 from cgkit.capturing.sizes import CaptureSizes
-from cgkit.capturing.static_inputs import StaticInputs, replace_tensors
+from cgkit.capturing.static_inputs import StaticInputs
 from cgkit.capturing.wrapper import CUDAGraphOptions, CUDAGraphWrapper
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, ReplayError
 from cgkit.forward_context import CaptureLock, current_forward_context, set_forward_context
+from cgkit.tensor_trees import replace_tensors, tensor_leaves
 
 if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph, PiecewiseBackend
@@ -112,8 +114,6 @@ class CapturedGraphs(Shown):
         return wrapper.call
 
     def _with(self, **changes: Any) -> CUDAGraphOptions:
-        from dataclasses import replace
-
         return replace(self._options, **changes)
 
     def _checking_weights(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,8 +164,7 @@ class CapturedGraphs(Shown):
                 raise ReplayError(
                     f"{num_tokens} tokens are no recorded size ({padded} is the next), and with "
                     "cudagraph_copy_inputs=False cgkit has no buffers to pad in: pass your own "
-                    "buffers' first "
-                    f"{padded} rows, or leave cudagraph_copy_inputs on"
+                    f"buffers' first {padded} rows, or leave cudagraph_copy_inputs on"
                 )
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
                 output = self.run(*args, **kwargs)

@@ -19,6 +19,7 @@ import torch
 from cgkit import torch_hooks
 from cgkit.capturing.pool_bytes import PoolBytes
 from cgkit.errors import CaptureError
+from cgkit.tensor_trees import map_tensors
 
 T = TypeVar("T")
 
@@ -173,16 +174,12 @@ class CudaPlatform:
 
     def weak_ref(self, value: Any, pool: CudaPool) -> Any:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""
-        if isinstance(value, torch.Tensor):
-            inside = value.is_cuda and self._owns(value.untyped_storage().data_ptr(), pool)
-            return torch_hooks.weak_tensor(value) if inside else value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.weak_ref(item, pool) for item in value))
-        if isinstance(value, (tuple, list)):
-            return type(value)(self.weak_ref(item, pool) for item in value)
-        if isinstance(value, dict):
-            return {key: self.weak_ref(item, pool) for key, item in value.items()}
-        return value
+
+        def weak(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            inside = tensor.is_cuda and self._owns(tensor.untyped_storage().data_ptr(), pool)
+            return torch_hooks.weak_tensor(tensor) if inside else tensor
+
+        return map_tensors(weak, value)
 
     def _owns(self, address: int, pool: CudaPool) -> bool:
         """Whether ``address`` lies in the pool. Its segments are listed anew only after something grew."""

@@ -73,12 +73,6 @@ class CudagraphDispatcher(Shown):
         self.keys_initialized = True
         self._work_out()
 
-    def add_cudagraph_key(self, mode: CUDAGraphMode, key: BatchDescriptor) -> None:
-        """Adds one key, for instance one that was recorded on purpose after the others."""
-        self.cudagraph_keys[mode].add(key)
-        self.keys_initialized = True
-        self._work_out()
-
     def clear(self) -> None:
         """Forgets every key: nothing is replayed until they are set again."""
         self.__init__(self.mode, self.sizes)  # type: ignore[misc]

@@ -13,12 +13,13 @@ from typing import TypeVar
 import torch
 
 from cgkit import recording, torch_hooks
-from cgkit.capturing.emulated_layouts import Layouts, map_tensors
+from cgkit.capturing.emulated_layouts import Layouts
 from cgkit.capturing.emulated_pool import EmulatedPool
 from cgkit.capturing.emulated_recorder import EmulatedRecorder
 from cgkit.capturing.emulated_tape import EmulatedGraph
 from cgkit.capturing.pool_bytes import PoolBytes
 from cgkit.errors import CaptureError
+from cgkit.tensor_trees import map_tensors
 
 T = TypeVar("T")
 
@@ -79,9 +80,9 @@ class EmulatedPlatform:
 
     def weak_ref(self, value: T, pool: EmulatedPool) -> T:
         """``value`` with each tensor of the pool made non-owning: the next recording may reuse its
-        memory. Tensors that lie elsewhere stay as they are. Nested tuples, lists and dicts."""
+        memory. Tensors that lie elsewhere stay as they are."""
         with torch_hooks.without_dispatch_modes():
-            return map_tensors(pool.weak, value)
+            return map_tensors(lambda _, tensor: pool.weak(tensor), value)
 
     def pool_bytes(self, pool: EmulatedPool) -> PoolBytes:
         """Bytes that the pool reserves, and those of them that owning tensors occupy."""

@@ -7,7 +7,7 @@ are remembered by the layout of their arguments, since the layers of a model rep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.tensor_trees import map_tensors
 from cgkit.torch_hooks import OpOverload
 
 
@@ -71,20 +72,6 @@ class PieceLayout(NamedTuple):
     outputs: tuple[Any, ...]
     storage_bytes: tuple[int, ...]
     storage_dtypes: tuple[torch.dtype, ...]
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """``value`` with each tensor in nested tuples, lists and dicts replaced by ``function(tensor)``."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, tuple):
-        items = [map_tensors(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [map_tensors(function, item) for item in value]
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value
 
 
 def leaves(value: Any) -> list[Any]:
@@ -148,7 +135,7 @@ def _key(value: Any) -> Any:
 def _run_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     given: list[tuple[torch.Tensor, tuple[int, ...]]] = []
 
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
+    def fake(_: str, tensor: torch.Tensor) -> torch.Tensor:
         made = torch.empty_strided(
             tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )  # on a storage of its own: what an operator returns anew does not depend on sharing
@@ -164,7 +151,7 @@ def _run_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
                 f"{op} would resize the tensor that it writes, from {list(size)} to {list(made.size())}: "
                 "give it one of the right shape"
             )
-    return map_tensors(TensorLayout.of, result)
+    return map_tensors(lambda _, tensor: TensorLayout.of(tensor), result)
 
 
 def _content(graph: fx.GraphModule) -> Any:
@@ -202,7 +189,7 @@ def _piece_key(args: Sequence[Any]) -> Any:
     parts: list[Any] = []
     for index, arg in enumerate(args):
         if isinstance(arg, torch.Tensor):
-            parts.append((TensorLayout.of(arg), first.setdefault(torch_hooks.storage_identity(arg), index)))
+            parts.append((TensorLayout.of(arg), first.setdefault(torch_hooks.storage_key(arg), index)))
         else:
             parts.append(_key(arg))
     return tuple(parts)
@@ -216,7 +203,7 @@ def _run_piece(graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
             results = graph(*fakes)
     results = results if isinstance(results, (tuple, list)) else (results,)
     arguments = {
-        torch_hooks.storage_identity(fake): index
+        torch_hooks.storage_key(fake): index
         for index, fake in reversed(list(enumerate(fakes)))
         if isinstance(fake, torch.Tensor)
     }
@@ -228,7 +215,7 @@ def _run_piece(graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
         if not isinstance(result, torch.Tensor):
             outputs.append(result)
             continue
-        identity = torch_hooks.storage_identity(result)
+        identity = torch_hooks.storage_key(result)
         if identity in arguments:
             same = [index for index, fake in enumerate(fakes) if fake is result]
             outputs.append(

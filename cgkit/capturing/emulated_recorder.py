@@ -24,12 +24,13 @@ from cgkit.capturing.emulated_layouts import (
     OnNewStorage,
     TensorLayout,
     leaves,
-    map_tensors,
 )
 from cgkit.capturing.emulated_pool import EmulatedPool, fill_with_sentinel, on_storage
 from cgkit.capturing.emulated_tape import TapedCall
 from cgkit.errors import CaptureError, HostReadError
+from cgkit.tensor_trees import map_tensors
 from cgkit.torch_hooks import OpOverload, TorchDispatchMode
+from cgkit.tracing.frames import TORCH_FOLDER
 
 _aten = torch.ops.aten
 # Memory without contents: there is nothing to repeat at replay.
@@ -47,8 +48,7 @@ _READS = {
 }  # fmt: skip
 _SPLITS = {torch.tensor_split, torch.Tensor.tensor_split}
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = (os.path.join(os.path.dirname(__file__), "emulated"), torch_hooks.__file__)
+_OURS = (os.path.join(os.path.dirname(__file__), "emulated"), os.path.dirname(torch_hooks.__file__) + os.sep)
 
 
 def user_line() -> str:
@@ -56,7 +56,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, *_OURS, "<eval_with_key>", "<frozen")):
+        if not file.startswith((TORCH_FOLDER, *_OURS, "<eval_with_key>", "<frozen")):
             source = linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
             return f"{file}:{frame.f_lineno}: {source or '(no source)'}"
         frame = frame.f_back  # type: ignore[assignment]
@@ -189,7 +189,7 @@ class EmulatedRecorder(TorchDispatchMode):
                     for leaf in leaves(results[-1])
                 )
         tensors = any(isinstance(leaf, torch.Tensor) for leaf in leaves(results))
-        asks_about_shapes = bool(written) and not tensors and not torch_hooks.writes(func)
+        asks_about_shapes = bool(written) and not tensors and not torch_hooks.mutated_arguments(func)
         if func.overloadpacket not in _ONLY_ALLOCATE and not asks_about_shapes:
             self._write_down(func, args, kwargs, recorded)
         if not written:
@@ -204,7 +204,7 @@ class EmulatedRecorder(TorchDispatchMode):
         kept = tuple(outputs) if any(output is not None for output in outputs) else ()
         self.tape.append(TapedCall(function, fixed, named, kept))
 
-    def _address(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _address(self, _: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's address for the tape: weak in our pool; elsewhere an alias, since the caller
         may give the tensor object other memory later (``parameter.data = ...``)."""
         weak = self.pool.weak(tensor)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit.capturing.addresses import tensor_leaves
-from cgkit.capturing.static_inputs import Call, DynamicDims, replace_tensors
+from cgkit.capturing.static_inputs import Call, DynamicDims
 from cgkit.errors import CaptureError
+from cgkit.tensor_trees import replace_tensors, tensor_leaves
 
 if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph

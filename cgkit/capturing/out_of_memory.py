@@ -56,9 +56,8 @@ def capture_out_of_memory(
         f"out of memory while recording {key.num_tokens} tokens in mode {mode.name} "
         f"({len(done)} of the planned recordings were complete): the graphs' pool held "
         f"{show_bytes(pool_reserved)}{want} (at least {show_bytes(needed)} needed{had}). Everything "
-        "recorded was "
-        f"freed. {_way_out(failed, done, sizes, needed, pool_reserved, available)} ({type(error).__name__}: "
-        f"{str(error).splitlines()[0] if str(error) else 'no message'})"
+        f"recorded was freed. {_way_out(failed, done, sizes, needed, pool_reserved, available)} "
+        f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     )
 
 
@@ -83,11 +82,9 @@ def _way_out(
     if below:
         return (
             f"In proportion to its size, {below[-1]} tokens would fit (an estimate): "
-            "cudagraph_capture_sizes up to "
-            f"{below[-1]}, or free memory first (a smaller KV cache)"
+            f"cudagraph_capture_sizes up to {below[-1]}, or free memory first (a smaller KV cache)"
         )
     return (
         f"Not even the largest size fitted: use sizes below {key.num_tokens}, free memory first (a "
-        "smaller KV "
-        "cache), or cudagraph_mode='NONE'"
+        "smaller KV cache), or cudagraph_mode='NONE'"
     )

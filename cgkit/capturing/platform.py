@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 from cgkit.capturing.pool_bytes import PoolBytes
-from cgkit.config import CUDAGraphMode
 from cgkit.errors import ConfigError
 
 T = TypeVar("T")
@@ -129,8 +128,3 @@ def peak_bytes(platform: GraphPlatform, pool: Any) -> int:
     """The most bytes that were allocated at once since the session began; the pool's if unknown."""
     peak = getattr(platform, "peak_bytes", None)
     return platform.pool_bytes(pool).allocated if peak is None else peak(pool)
-
-
-def capture_modes(mode: CUDAGraphMode) -> tuple[CUDAGraphMode, ...]:
-    """The plain modes in which ``mode`` records: some of PIECEWISE and FULL, in this order."""
-    return tuple(m for m in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL) if mode.has_mode(m))

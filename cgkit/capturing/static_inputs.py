@@ -8,14 +8,13 @@ arguments are copied, so that a FULL replay needs no bytecode at all.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from cgkit.capturing.addresses import attributes, children, is_record, tensor_leaves
 from cgkit.errors import CaptureError, ReplayError
+from cgkit.tensor_trees import replace_tensors, tensor_leaves
 
 
 class Call(NamedTuple):
@@ -73,17 +72,15 @@ class StaticInputs:
         if not following:
             raise CaptureError(
                 "no argument of the model has a dynamic dimension, so there is no token count to "
-                "record sizes "
-                "of: name it when tracing (dynamic_arg_dims={'x': 0})"
+                "record sizes of: name it when tracing (dynamic_arg_dims={'x': 0})"
             )
         self._first = following[0]
         for _, tensor in [leaves[index] for index in following]:
             if largest not in tensor.shape:
                 raise CaptureError(
                     f"make_inputs({largest}) gave a tensor of shape {tuple(tensor.shape)}, in which "
-                    "no dimension is "
-                    f"{largest}: it must return arguments for exactly the number of tokens that it "
-                    "is asked for"
+                    f"no dimension is {largest}: it must return arguments for exactly the number of tokens "
+                    "that it is asked for"
                 )
         source = f"lambda args, kwargs: ({''.join(path + ', ' for path in self.paths)})"
         self._read: Callable[..., tuple[torch.Tensor, ...]] = eval(source, {"__builtins__": {}})
@@ -115,8 +112,7 @@ class StaticInputs:
         except (AttributeError, LookupError, TypeError) as error:
             raise CaptureError(
                 f"make_inputs({size}) is built otherwise than make_inputs({self.largest}): {error}; "
-                "it must return "
-                "the same structure for every size"
+                "it must return the same structure for every size"
             ) from error
         if self.copy_inputs:
             views = tuple(
@@ -145,8 +141,7 @@ class StaticInputs:
         except (AttributeError, LookupError, TypeError) as error:
             raise ReplayError(
                 f"the arguments are built otherwise than at capture ({type(error).__name__}: "
-                f"{error}): tensors are "
-                f"expected at {', '.join(self.paths)}"
+                f"{error}): tensors are expected at {', '.join(self.paths)}"
             ) from error
         for path, tensor in zip(self.paths, found):
             if not isinstance(tensor, torch.Tensor):
@@ -194,9 +189,8 @@ class StaticInputs:
         if not fits:
             raise ReplayError(
                 f"{path} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, which does not "
-                "fit what was "
-                f"recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions {list(dims)} may "
-                "differ. The graph holds exactly these; trace and capture again for others"
+                f"fit what was recorded: {view.dtype}, shape {tuple(view.shape)}, where only dimensions "
+                f"{list(dims)} may differ. The graph holds exactly these; trace and capture again for others"
             )
 
     def restore(self) -> None:
@@ -209,8 +203,7 @@ class StaticInputs:
 def _not_callable_so(size: int, error: TypeError) -> CaptureError:
     return CaptureError(
         f"make_inputs({size}) gives no call of the model: {error}. It returns the model's "
-        "arguments: a tensor, a "
-        "tuple of positional ones, or a dict of keyword ones"
+        "arguments: a tensor, a tuple of positional ones, or a dict of keyword ones"
     )
 
 
@@ -222,20 +215,3 @@ def _flat_like(tensor: torch.Tensor) -> torch.Tensor:
     """One-dimensional memory in which every size of ``tensor`` fits, whatever its strides."""
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride()))
     return torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
-
-
-def replace_tensors(value: Any, into: Mapping[int, Any]) -> Any:
-    """A copy of ``value`` in which the tensors with an ``id`` in ``into`` are replaced."""
-    if isinstance(value, torch.Tensor):
-        return into.get(id(value), value)
-    if isinstance(value, (tuple, list)):
-        items = [replace_tensors(item, into) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: replace_tensors(item, into) for key, item in value.items()}
-    if is_record(value) and children(value):
-        changed = copy.copy(value)
-        for name, item in attributes(value).items():
-            object.__setattr__(changed, name, replace_tensors(item, into))
-        return changed
-    return value

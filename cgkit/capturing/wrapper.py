@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from cgkit import events, forward_context
-from cgkit.capturing.addresses import Addresses, AddressReader, tensor_leaves
+from cgkit.capturing.addresses import Addresses, AddressReader
 from cgkit.capturing.platform import GraphPlatform, RecordedGraph, reserved_bytes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, CgkitError, ReplayError
 from cgkit.forward_context import BatchDescriptor, CaptureLock
+from cgkit.tensor_trees import tensor_leaves
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,7 @@ class CUDAGraphWrapper(Shown):
         if not isinstance(key, BatchDescriptor):
             raise ReplayError(
                 f"{self.name}: the step's mode is {self.runtime_mode.name} but its batch_descriptor "
-                f"is {key!r}; "
-                "take both from CudagraphDispatcher.dispatch"
+                f"is {key!r}; take both from CudagraphDispatcher.dispatch"
             )
         self.lock.check(f"{self.name} would be recorded at {tuple(key)} in mode {self.runtime_mode.name}")
         before = reserved_bytes(self.platform, self.pool)
@@ -199,8 +199,7 @@ class CUDAGraphWrapper(Shown):
             raise CaptureError(
                 f"{self.name} could not be recorded at {tuple(key)} on the {self.platform.name} platform: "
                 f"{type(error).__name__}: {error}. What waits for the device or reads a value on "
-                "the host must "
-                "stay outside: make its operator a splitting operator, or move it out of forward"
+                "the host must stay outside: make its operator a splitting operator, or move it out of forward"
             ) from error
 
     def _reader(self, args: tuple, kwargs: dict, metadata: Any) -> AddressReader:

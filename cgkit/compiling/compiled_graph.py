@@ -68,6 +68,7 @@ class CompiledGraph(Shown):
         self.backends: list[PiecewiseBackend] = []
         self.seconds = 0.0
         self._finished = False
+        self._bound: Callable[..., Any] | None = None
         adaptor = adaptor or make_adaptor(config, _devices(split.example_inputs or ()))
         self.manager = CompilerManager(adaptor)
         self._told: set[ContentKey] = set()
@@ -200,8 +201,6 @@ class CompiledGraph(Shown):
         if self._bound is None:
             self._bound = self.bind()
         return self._bound(*args, **kwargs)
-
-    _bound: Callable[..., Any] | None = None
 
     # --- showing ---
 

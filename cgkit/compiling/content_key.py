@@ -172,9 +172,9 @@ class _Text:
         return self.of(value)
 
     def function(self, target: Any) -> str:
-        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        if isinstance(target, torch_hooks.OpOverload | torch_hooks.OpOverloadPacket):
             return f"op {target}"
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, torch_hooks.HigherOrderOperator):
             return f"higher order op {target.name()}"
         name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
         # torch.cat says that it belongs to no module, and Tensor methods to a private base class.
@@ -219,7 +219,8 @@ class _Text:
         layout = self.input(value, None)
         if torch_hooks.is_fake(value) or value.layout is not torch.strided or value.is_meta:
             return f"{layout} {self.identity(value)}"
-        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        # cloned, since what has one element counts as contiguous whatever its strides
+        plain = value.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
         content = plain.flatten().view(torch.uint8).numpy().tobytes()
         return f"{layout} sha256 {hashlib.sha256(content).hexdigest()}"
 

@@ -18,6 +18,7 @@ from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
 from cgkit.errors import CgkitError, CompileError
+from cgkit.splitting.matching import operator_names
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,6 @@ class CompilerManager:
         return piece
 
 
-def operators(graph_module: fx.GraphModule) -> list[str]:
-    """The names of the operators that a graph calls, each once, in order."""
-    names = [
-        node.target if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
-        for node in graph_module.graph.nodes
-        if node.op.startswith("call_")
-    ]
-    return list(dict.fromkeys(map(str, names)))
-
-
 def first_line(error: Exception) -> str:
     """The first line of an error's message that says something, at most 500 characters of it."""
     return next((line[:500] for line in str(error).splitlines() if line.strip()), "")
@@ -108,7 +99,7 @@ def _failed(
     at = "for the general shape" if shape is None else f"for {shape} tokens"
     return CompileError(
         f"{adaptor} could not compile piece {name} {at}: {type(error).__name__}: {first_line(error)}\n"
-        f"The piece's operators: {', '.join(operators(graph_module))}\n"
+        f"The piece's operators: {', '.join(operator_names(graph_module.graph))}\n"
         "Ways out: CompilationConfig(compiler='eager') runs the pieces uncompiled; splitting_ops with the "
         "operator at fault leaves it out of the pieces"
     )
@@ -125,7 +116,7 @@ def _compile(
 ) -> CompiledPiece:
     start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
     fixed = torch_hooks.specialised_symbols(fake_mode)
-    assumed = len(torch_hooks.assumed_of_symbols(fake_mode))
+    assumed = len(torch_hooks.shape_guards(fake_mode))
     try:
         runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
     except CgkitError:
@@ -139,7 +130,7 @@ def _compile(
         raise CompileError(
             f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
             "other sizes would compute nonsense.\n"
-            f"The piece's operators: {', '.join(operators(graph_module))}\n"
+            f"The piece's operators: {', '.join(operator_names(graph_module.graph))}\n"
             "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
         )
     return CompiledPiece(
@@ -151,5 +142,5 @@ def _compile(
         adaptor=adaptor.name,
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
-        assumptions=tuple(torch_hooks.assumed_of_symbols(fake_mode)[assumed:]),
+        assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
     )

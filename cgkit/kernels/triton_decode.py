@@ -25,6 +25,8 @@ from cgkit.torch_hooks import current_raw_stream
 #: Positions of the context read at a time, and the least that a divided context gives one program.
 TILE, MIN_CHUNK = 64, 256
 MAX_SPLITS = 16
+#: The kernels raise 2 to a power, as the hardware does, so scores are scaled by this as well.
+LOG2_E = 1.4426950408889634
 #: Without a GPU (Triton's interpreter) as many programs as this count as a full device.
 _INTERPRETER_PROGRAMS = 32
 
@@ -179,7 +181,7 @@ def _launch_and_plan(
     batch, heads, head_dim = query.shape
     kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
     group = heads // kv_heads
-    rows, dim = max(16, _power_of_2(group)), max(16, _power_of_2(head_dim))
+    rows, dim = max(16, power_of_2(group)), max(16, power_of_2(head_dim))
     splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
     workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
     whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
@@ -189,7 +191,7 @@ def _launch_and_plan(
         *(workspace or (output, output, output)),
     )  # fmt: skip
     constants = (
-        scale * 1.4426950408889634, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
+        scale * LOG2_E, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
         group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
     )  # fmt: skip
     _launch(grid, tensors, (), constants)
@@ -233,7 +235,7 @@ def _workspace(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tenso
 
 
 @cache
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     return triton.next_power_of_2(number)
 
 

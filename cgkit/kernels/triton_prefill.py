@@ -15,7 +15,7 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata
-from cgkit.kernels.triton_decode import _power_of_2, row_stride, with_whole_heads
+from cgkit.kernels.triton_decode import LOG2_E, power_of_2, row_stride, with_whole_heads
 
 #: Rows of query heads a program holds, and positions of the context it reads at a time.
 ROWS, TILE = 64, 64
@@ -125,7 +125,7 @@ def write_kv_triton(
         (tokens, 1, 1),
         (key, value, key_cache, value_cache, slot_mapping),
         (),
-        (row_stride(key), row_stride(value), width, _power_of_2(width)),
+        (row_stride(key), row_stride(value), width, power_of_2(width)),
     )
 
 
@@ -145,7 +145,7 @@ def paged_attention_prefill(
     tokens, heads, head_dim = query.shape
     block_size, kv_heads, table = key_cache.shape[1], key_cache.shape[2], metadata.block_table
     group = heads // kv_heads
-    padded_group = _power_of_2(group)
+    padded_group = power_of_2(group)
     if padded_group > ROWS:
         raise ServingError(f"{group} query heads for each KV head are more than the kernel's {ROWS}")
     rows, tile = (ROWS_FLOAT32, TILE_FLOAT32) if query.dtype is torch.float32 else (ROWS, TILE)
@@ -158,7 +158,7 @@ def paged_attention_prefill(
         (query, output, key_cache, value_cache, table, metadata.seq_lens, metadata.query_start_loc),
         (tokens, requests),
         (
-            scale * 1.4426950408889634, row_stride(query), row_stride(output), table.stride(0),
-            kv_heads, group, padded_group, head_dim, block_size, rows, max(16, _power_of_2(head_dim)), tile,
+            scale * LOG2_E, row_stride(query), row_stride(output), table.stride(0),
+            kv_heads, group, padded_group, head_dim, block_size, rows, max(16, power_of_2(head_dim)), tile,
         ),
     )  # fmt: skip

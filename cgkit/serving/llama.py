@@ -70,13 +70,6 @@ class LlamaConfig:
             raise ServingError(f"{self.name}: head_dim={self.head_dim} is odd; rotary positions turn pairs")
 
     @classmethod
-    def preset(cls, name: str) -> LlamaConfig:
-        """A named shape, see :data:`PRESETS`."""
-        if name not in PRESETS:
-            raise ServingError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-        return PRESETS[name]
-
-    @classmethod
     def from_hf(cls, config: Any, name: str | None = None) -> LlamaConfig:
         """From a ``transformers`` ``LlamaConfig``, or the dict of a ``config.json``.
 

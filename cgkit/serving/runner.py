@@ -56,7 +56,7 @@ class Runner:
 
     Args:
         model: its parameters tell device and type; see :func:`cgkit.serving.load_model`.
-        tokenizer: needed for prompts that are text.
+        tokenizer: needed for prompts that are text; a :class:`cgkit.serving.tokenizer.Tokenizer`.
         max_num_seqs: requests in one step; None: what ``config`` says.
         max_model_len: tokens of one request, prompt and answer; None: the model's, at most 2048.
         max_num_batched_tokens: tokens in one step; longer prompts are prefilled in several. None:

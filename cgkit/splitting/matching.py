@@ -19,8 +19,8 @@ from torch import fx
 
 from cgkit.config import DEFAULT_SPLITTING_OPS
 from cgkit.errors import SplitError
-from cgkit.splitting.values import fake_value, is_number
-from cgkit.torch_hooks import operator_of, resolve_overload
+from cgkit.splitting.values import called_overload, is_number
+from cgkit.torch_hooks import operator_of
 
 #: Python operators whose ATen name differs from their own.
 _PYTHON_OPERATORS = {
@@ -53,6 +53,12 @@ def operator_name(node: fx.Node) -> str:
         module = (getattr(target, "__module__", None) or "").removeprefix("_")
         return f"{module}.{getattr(target, '__qualname__', type(target).__qualname__)}"
     return str(target)
+
+
+def operator_names(graph: fx.Graph) -> list[str]:
+    """What ``graph`` calls, each name once, in order: names that ``splitting_ops`` takes."""
+    calls = ("call_function", "call_method", "call_module")
+    return list(dict.fromkeys(operator_name(node) for node in graph.nodes if node.op in calls))
 
 
 def splitting_nodes(
@@ -111,13 +117,8 @@ def _names(node: fx.Node, wanted: Iterable[str]) -> list[str]:
         return candidates
     _, overload = operator_of(node.target) or (name, None)
     if overload is None:
-        resolved = resolve_overload(node.target, *fx.node.map_aggregate((node.args, node.kwargs), _value))
-        _, overload = operator_of(resolved) or (name, None)
+        _, overload = operator_of(called_overload(node)) or (name, None)
     return [w for w in candidates if "." not in w or w.partition(".")[2] == overload]
-
-
-def _value(arg: Any) -> Any:
-    return fake_value(arg) if isinstance(arg, fx.Node) else arg
 
 
 @lru_cache(maxsize=4096)
@@ -137,8 +138,7 @@ def _function_name(target: Callable[..., Any]) -> str | None:
 
 
 def _unknown(missing: list[str], graph: fx.Graph) -> SplitError:
-    calls = ("call_function", "call_method", "call_module")
-    present = sorted({operator_name(node) for node in graph.nodes if node.op in calls})
+    present = sorted(operator_names(graph))
     close = [c for name in missing for c in difflib.get_close_matches(name, present, n=2, cutoff=0.75)]
     hint = f" Did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
     return SplitError(

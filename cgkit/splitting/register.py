@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.library import Library, infer_schema
 
 from cgkit.errors import SplitError
-from cgkit.torch_hooks import destroy_library, register_fake_in
+from cgkit.torch_hooks import OpOverload, destroy_library, register_fake_in
 
 
 @dataclass(frozen=True)

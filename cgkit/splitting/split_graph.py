@@ -108,7 +108,7 @@ class SplitGraph(Shown):
     @property
     def outputs(self) -> Any:
         """What the graph returns: node names (and literals) in the structure in which it returns them."""
-        output = next(node for node in self.graph_module.graph.nodes if node.op == "output")
+        output = self.graph_module.graph.output_node()
         return fx.node.map_arg(output.args[0], lambda node: node.name)
 
     @property

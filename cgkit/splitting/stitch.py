@@ -24,8 +24,8 @@ from cgkit.errors import SplitError
 from cgkit.splitting.assign import Assignment
 from cgkit.splitting.pieces import Piece
 from cgkit.splitting.register import direct_call
-from cgkit.splitting.values import fake_value
-from cgkit.torch_hooks import operator_of, resolve_overload
+from cgkit.splitting.values import called_overload
+from cgkit.torch_hooks import operator_of
 
 _serial = itertools.count()
 
@@ -85,7 +85,7 @@ class Stitching:
             lines += [f"    {line}" for line in self._piece_lines(piece)]
             if dead := dead_after[piece.index]:
                 lines.append(f"    del {', '.join(dead)}")
-        output = next(node for node in self._graph.nodes if node.op == "output")
+        output = self._graph.output_node()
         lines += [f"    {line}" for line in self._local_lines([output], set())]
         lines.append(f"    return {self._expression(output.args[0])}")
         return "\n".join(lines) + "\n"
@@ -139,7 +139,7 @@ class Stitching:
         for piece in self.pieces:
             for name in piece.input_names:
                 last[name] = piece.index
-        output = next(node for node in self._graph.nodes if node.op == "output")
+        output = self._graph.output_node()
         returned = {node.name for node in output.all_input_nodes}
         dead: list[list[str]] = [[] for _ in self.pieces]
         for piece in self.pieces:
@@ -162,7 +162,7 @@ class Stitching:
         if node.op == "call_module":
             function = self._constant(self.graph_module.get_submodule(str(node.target)), str(node.target))
         else:
-            target = _direct(node)
+            target = called_overload(node) or node.target
             direct = direct_call(target)
             label = _function_label(node.target)
             function = f"{self._constant(direct, label)}.call" if direct else self._constant(target, label)
@@ -208,14 +208,6 @@ class Stitching:
         name = next(n for n in candidates if n not in self._taken and not hasattr(builtins, n))
         self._taken.add(name)
         return name
-
-
-def _direct(node: fx.Node) -> Any:
-    """What to call for ``node``: the very overload, where the graph holds a packet of several."""
-    args, kwargs = fx.node.map_aggregate(
-        (node.args, node.kwargs), lambda arg: fake_value(arg) if isinstance(arg, fx.Node) else arg
-    )
-    return resolve_overload(node.target, args, kwargs) or node.target
 
 
 def _function_label(target: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from cgkit.torch_hooks import is_fake, operator_of, returns_several
+from cgkit.torch_hooks import is_fake, operator_of, resolve_overload, returns_several
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -34,6 +34,14 @@ _METADATA_WRITERS = {
 def fake_value(node: fx.Node) -> Any:
     """The example value of ``node``, or None if the graph does not tell."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def called_overload(node: fx.Node) -> Any:
+    """The overload that ``node`` calls where it holds a packet of several; None if that cannot be told."""
+    args, kwargs = fx.node.map_aggregate(
+        (node.args, node.kwargs), lambda arg: fake_value(arg) if isinstance(arg, fx.Node) else arg
+    )
+    return resolve_overload(node.target, args, kwargs)
 
 
 def shape_of(node: fx.Node) -> tuple[Any, ...] | None:

@@ -9,7 +9,6 @@ costs about a microsecond.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgkit.errors import TraceError
+from cgkit.tensor_trees import map_tensors
 from cgkit.tracing.annotations import DynamicDims
 
 #: Stands for "anything but None" in what is expected of an argument.
@@ -229,30 +229,5 @@ def _replaced(name: str, value: Any, dims: DynamicDims, replace: Replace) -> Any
         raise TraceError(
             f"dynamic_arg_dims names {name!r}, but the first call gives it {value!r}, which holds no tensor"
         )
-    return _map_tensors(name, value, dims[name], replace)
-
-
-def _map_tensors(label: str, value: Any, wanted: tuple[int, ...], replace: Replace) -> Any:
-    """``value`` with the tensors in it replaced: containers and plain objects are copied, not changed."""
-    if isinstance(value, torch.Tensor):
-        return replace(label, wanted, value)
-    if isinstance(value, dict):
-        changed = copy.copy(value)
-        for key, entry in value.items():
-            changed[key] = _map_tensors(f"{label}[{key!r}]", entry, wanted, replace)
-        return changed
-    if isinstance(value, (list, tuple)):
-        entries = [
-            _map_tensors(f"{label}[{index}]", entry, wanted, replace) for index, entry in enumerate(value)
-        ]
-        if hasattr(value, "_make"):  # a namedtuple
-            return value._make(entries)
-        return type(value)(entries)
-    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__"):
-        return value
-    changed = copy.copy(value)
-    for key, entry in vars(value).items():
-        mapped = _map_tensors(f"{label}.{key}", entry, wanted, replace)
-        if mapped is not entry:
-            object.__setattr__(changed, key, mapped)
-    return changed
+    wanted = dims[name]
+    return map_tensors(lambda label, tensor: replace(label, wanted, tensor), value, name)

@@ -25,7 +25,8 @@ from torch import fx
 from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError, TraceError
 from cgkit.tracing.decompile import decompile
-from cgkit.tracing.traced_graph import TracedGraph, innermost_outside_torch, user_line
+from cgkit.tracing.frames import innermost_outside_torch, user_line
+from cgkit.tracing.traced_graph import TracedGraph
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
     owners: dict[Any, str] = {}
     for graph_input, example in zip(traced.inputs, traced.example_inputs):
         if isinstance(example, torch.Tensor) and (graph_input.is_weight or graph_input.kind == "other"):
-            owners.setdefault(_storage(example), _from_model(graph_input.source))
+            owners.setdefault(torch_hooks.storage_key(example), _from_model(graph_input.source))
     if not owners:
         return []
     watch = _WriteWatch(owners)
@@ -151,10 +152,6 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
     return watch.found
 
 
-def _storage(tensor: torch.Tensor) -> Any:
-    return torch_hooks.storage_key(tensor)
-
-
 class _NodeByNode(fx.Interpreter):
     """Runs a graph and tells the watch which node is running."""
 
@@ -169,7 +166,7 @@ class _NodeByNode(fx.Interpreter):
         return super().run_node(n)
 
 
-class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
+class _WriteWatch(torch_hooks.TorchDispatchMode):
     """Sees every operator, and whether its schema writes to a storage that the model keeps."""
 
     supports_higher_order_operators = True
@@ -190,7 +187,7 @@ class _WriteWatch(torch_hooks.dispatch_mode_class()):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def _written(self, func: Any, tensor: torch.Tensor) -> None:
-        name = self.owners.get(_storage(tensor))
+        name = self.owners.get(torch_hooks.storage_key(tensor))
         if name is None or self.node is None:
             return
         file, line, text = user_line(self.node) or ("?", 0, f"(node {self.node.name})")
@@ -207,12 +204,11 @@ _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call that the operator writes to, as its schema says."""
-    arguments = func._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, args)} | kwargs
-    names = [entry.name for entry in arguments if entry.alias_info is not None and entry.alias_info.is_write]
-    if func._schema.name.removeprefix("aten::") in _UNDECLARED and given.get("training"):
+    names = torch_hooks.mutated_arguments(func)
+    undeclared = func.name().removeprefix("aten::").partition(".")[0] in _UNDECLARED
+    if undeclared and torch_hooks.bound_argument(func, "training", args, kwargs):
         names += ["running_mean", "running_var"]
-    return [given.get(name) for name in names]
+    return [torch_hooks.bound_argument(func, name, args, kwargs) for name in names]
 
 
 def _declares_its_writes(node: fx.Node | None) -> bool:

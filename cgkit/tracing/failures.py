@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from cgkit import torch_hooks
 from cgkit.errors import TraceError
-from cgkit.tracing.traced_graph import innermost_outside_torch
+from cgkit.tracing.frames import Frame, frames_in, innermost_outside_torch, is_library_file
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n[ \t]*([^\n]*)')
 #: Where Dynamo's message ends and its advice to report bugs begins.
 _TAIL = re.compile(
     r"\n\s*(Developer debug context:|For more details about this graph break|from user code:|User stack:)"
@@ -41,7 +39,7 @@ def explain(error: Exception, model: str, forward: Callable[..., Any]) -> TraceE
         return error
     frames = _frames(error)
     where = innermost_outside_torch(frames)
-    if where is None or torch_hooks.is_library_file(where[0]):
+    if where is None or is_library_file(where[0]):
         function = inspect.unwrap(getattr(forward, "__func__", forward))
         code = getattr(function, "__code__", None)
         where = (code.co_filename, code.co_firstlineno, f"(in {model}.forward)") if code else ("?", 0, "")
@@ -59,10 +57,10 @@ def explain(error: Exception, model: str, forward: Callable[..., Any]) -> TraceE
     return TraceError("\n".join(message))
 
 
-def _frames(error: Exception) -> list[tuple[str, int, str]]:
+def _frames(error: Exception) -> list[Frame]:
     stack = getattr(error, "real_stack", None)
     frames = [(frame.filename, frame.lineno or 0, frame.line or "") for frame in stack or ()]
-    return frames or [(file, int(line), text.strip()) for file, line, text in _FRAME.findall(str(error))]
+    return frames or frames_in(str(error))
 
 
 def _reason(error: Exception) -> str:

@@ -17,6 +17,7 @@ from cgkit import torch_hooks
 from cgkit.display import Shown
 from cgkit.errors import TraceError
 from cgkit.tracing.arguments import Arguments
+from cgkit.tracing.frames import user_line
 from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
 
 
@@ -230,14 +231,14 @@ class GuardFilterExecutor:
 
 
 _CALLS = ("call_function", "call_method", "call_module")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?[ \t]*([^\n]*)')
 _REGISTERED = re.compile(
     r"(?:\.__dict__\['_(?:modules|parameters|buffers)'\]|\._(?:modules|parameters|buffers))\['([^']+)'\]"
 )
 
 
 def operator_name(node: fx.Node) -> str:
-    """A readable name of what a node calls; "" for placeholders and the output."""
+    """What a node calls, as its author would say it (``linear``, ``cgkit.my_op``); "" for placeholders and
+    the output. The full names, which ``splitting_ops`` takes, are the split stage's."""
     if node.op not in _CALLS:
         return ""
     if isinstance(node.target, str):
@@ -245,18 +246,6 @@ def operator_name(node: fx.Node) -> str:
     if isinstance(node.target, (torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))
-
-
-def user_line(node: fx.Node) -> tuple[str, int, str] | None:
-    """(file, line, source line) of the user's code behind a node: the innermost outside of torch."""
-    frames = [(file, int(line), text.strip()) for file, line, text in _FRAME.findall(node.stack_trace or "")]
-    return innermost_outside_torch(frames)
-
-
-def innermost_outside_torch(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:
-    """Of frames from the outermost to the innermost, the last that is not torch's or cgkit's own."""
-    outside = [frame for frame in frames if not torch_hooks.is_library_file(frame[0])]
-    return outside[-1] if outside else (frames[-1] if frames else None)
 
 
 def plain_source(source: str, self_name: str = "self") -> str:

@@ -17,7 +17,6 @@ guards are bypassed). Where it differs from the article (vLLM 0.10.1, ``compilat
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -29,9 +28,7 @@ import torch
 
 from cgkit import torch_hooks
 from cgkit.errors import TraceError
-
-#: Dynamo compiles one thing at a time anyway; its dict of hooks must not change while it is walked.
-COMPILE_LOCK = threading.RLock()
+from cgkit.tracing.frames import TORCH_FOLDER
 
 
 class TorchCompileWrapperWithCustomDispatcher:
@@ -86,8 +83,12 @@ class TorchCompileWrapperWithCustomDispatcher:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """While inside, compilations of this instance are kept. One thread at a time."""
-        with COMPILE_LOCK:
+        """While inside, compilations of this instance are kept.
+
+        One thread at a time, under the lock that every compilation of the process takes: Dynamo walks
+        its dict of hooks while it compiles, which must not change meanwhile.
+        """
+        with torch_hooks.compile_lock():
             handle = torch_hooks.register_bytecode_hook(self.bytecode_hook)
             try:
                 yield
@@ -215,16 +216,13 @@ def _own_copy(
     return _shim(function, bound, signature, passed)
 
 
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-
-
 def _behind_a_wrapper(function: FunctionType, bound: bool, signature: inspect.Signature) -> bool:
     """Whether ``function`` takes ``*args, **kwargs`` for what it wraps, or is torch's own.
 
     Bytecode of ``*args, **kwargs`` fits only calls in the very style of the first one; and frames
     from torch's files (``@torch.no_grad()``) are not compiled as such.
     """
-    if function.__code__.co_filename.startswith(_TORCH_FOLDER):
+    if function.__code__.co_filename.startswith(TORCH_FOLDER):
         return True
     own = list(inspect.signature(function, follow_wrapped=False).parameters)[1 if bound else 0 :]
     return own != list(signature.parameters)

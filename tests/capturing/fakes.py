@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cgkit.capturing import PoolBytes
-from cgkit.capturing.addresses import tensor_leaves
+from cgkit.tensor_trees import tensor_leaves
 
 
 class FakeGraph:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgkit.capturing import WeightLedger
-from cgkit.capturing.addresses import AddressReader, tensor_leaves
+from cgkit.capturing.addresses import AddressReader
 from cgkit.errors import MovedInputError
+from cgkit.tensor_trees import tensor_leaves
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ def pool(platform):
 
 
 def same_bits(a, b):
-    raw = [t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+    dense = torch.contiguous_format
+    raw = [t.detach().resolve_conj().clone(memory_format=dense).reshape(-1).view(torch.uint8) for t in (a, b)]
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
 
 

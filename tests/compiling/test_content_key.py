@@ -111,8 +111,9 @@ def test_constants_matter_by_value_and_not_by_object():
         torch.tensor([1.0, 2.0]).double(),
         torch.tensor([1, 2]),
         torch.tensor([[1.0, 2.0]]),
+        torch.ones(2, 2)[:1, 0],  # one element, contiguous by name, at a stride of 2
     ]
-    assert len({one, *map(of, others)}) == 5
+    assert len({one, *map(of, others)}) == 6
 
 
 def test_shape_and_compiler_settings_matter():

@@ -23,7 +23,7 @@ def test_a_case_that_fails_says_what_it_printed():
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch_hooks.find_cpp_compiler() is None, reason="needs a C++ compiler")
-def test_eighty_layers_take_at_most_half_as_long_again_as_four():
+def test_eighty_layers_compile_three_pieces_with_inductor():
+    """How long that takes against four layers is a benchmark (``cgkit bench dedup``), not a test."""
     table = bench_dedup.run((4, 80))
     assert table["pieces"].tolist() == [5, 81] and table["compilations"].tolist() == [3, 3]
-    assert table["ratio"].iloc[1] <= 1.5, table

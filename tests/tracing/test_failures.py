@@ -141,7 +141,7 @@ def test_a_call_that_forward_does_not_take():
 
 def test_an_error_inside_the_backend_is_not_dressed_up(monkeypatch):
     def gone():
-        raise torch_hooks._gone("side effects")
+        raise torch_hooks.gone("side effects")
 
     monkeypatch.setattr(torch_hooks, "dynamo_side_effects", gone)
     with pytest.raises(CgkitError, match="has no side effects as cgkit knows it"):

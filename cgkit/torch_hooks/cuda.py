@@ -1,0 +1,87 @@
+"""CUDA: non-owning tensors, the allocator's pools, the raw stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cgkit.torch_hooks.versions import gone
+
+
+def weak_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor at the same address as ``tensor`` that does not own the memory.
+
+    Two private constructors, those that torch's own CUDA graph trees use.
+
+    Run on torch 2.11 (CUDA); 2.13 has them too.
+    """
+    storage = tensor.untyped_storage()
+    metadata = {
+        "nbytes": storage.nbytes(),
+        "data_ptr": storage.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    try:
+        make_storage = torch._C._construct_storage_from_data_pointer
+        make_tensor: Any = torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata
+    except AttributeError:
+        raise gone("constructor of non-owning tensors") from None
+    return make_tensor(metadata, make_storage(storage.data_ptr(), tensor.device, storage.nbytes()))
+
+
+def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """The segments of one CUDA memory pool: (address, total bytes, allocated bytes) each.
+
+    ``torch.cuda.memory_snapshot`` filters by pool where it can; the key ``segment_pool_id``, which is
+    not documented, makes sure. Run on torch 2.11 (CUDA); 2.13 has both.
+    """
+    try:
+        segments = torch.cuda.memory_snapshot(pool)
+    except TypeError:  # older: no such parameter
+        segments = torch.cuda.memory_snapshot()
+    found = []
+    for segment in segments:
+        if "segment_pool_id" not in segment:
+            raise gone("segment_pool_id in torch.cuda.memory_snapshot()")
+        if tuple(segment["segment_pool_id"]) == tuple(pool):
+            found.append((segment["address"], segment["total_size"], segment["allocated_size"]))
+    return found
+
+
+def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
+    """Stops the allocator from feeding ``pool`` after a stream capture that CUDA refused to begin or end.
+
+    ``CUDAGraph`` raises before it does so itself; the allocator would then believe for ever that a capture
+    is under way. True if it did: the pool then counts one user more than it has, see :func:`release_pool`.
+    Run on torch 2.11 (CUDA); 2.13 has it too.
+    """
+    stop: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if stop is None:
+        raise gone("torch._C._cuda_endAllocateToPool")
+    try:
+        stop(device, pool)
+    except RuntimeError:  # the pool was not being fed: torch came so far itself
+        return False
+    return True
+
+
+def release_pool(device: int, pool: tuple[int, int]) -> None:
+    """Takes one user from a pool of the allocator, as ``CUDAGraph.reset`` does.
+
+    A pool without users is never used again, so this comes last. Run on torch 2.11 (CUDA); 2.13 has it too.
+    """
+    torch._C._cuda_releasePool(device, pool)
+
+
+def current_raw_stream(device_index: int) -> int:
+    """The address of a device's current CUDA stream; by the public way where torch has no quicker one.
+
+    Run on torch 2.11 (CUDA); 2.13 has it too.
+    """
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device_index) if raw is not None else torch.cuda.current_stream(device_index).cuda_stream

@@ -1,0 +1,76 @@
+"""Inductor: compiling one graph, its options, its count of kernels and its C++ compiler."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgkit.torch_hooks.versions import gone
+
+
+def standalone_compile(
+    graph_module: torch.fx.GraphModule, fake_args: Sequence[Any], fake_mode: Any, options: dict[str, Any]
+) -> Callable[..., Sequence[Any]]:
+    """Inductor's ``standalone_compile`` on fakes of ``fake_mode``; the artefact.
+
+    A fresh tracing context carries the fake mode in (``dynamic_shapes="from_tracing_context"``), so
+    that symbols keep their meaning and a mode without symbols gives a static compilation, without
+    a real example tensor. The graph module is given away: hand in a copy.
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    from torch._guards import TracingContext, tracing
+
+    try:
+        from torch._inductor import standalone_compile as compile_it
+    except ImportError:
+        raise gone("torch._inductor.standalone_compile") from None
+    more: dict[str, Any] = {}
+    if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
+        more["donate_graph_module"] = True
+    with torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
+        return compile_it(
+            graph_module,
+            list(fake_args),
+            dynamic_shapes="from_tracing_context",
+            options={"config_patches": options},
+            **more,
+        )
+
+
+def inductor_options() -> set[str]:
+    """The names of Inductor's options, as ``config_patches`` takes them.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    from torch._inductor import list_options
+
+    return set(list_options())
+
+
+def generated_kernels() -> int:
+    """How many kernels Inductor has generated in this process, cache hits included.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    from torch._inductor import metrics
+
+    return getattr(metrics, "generated_kernel_count", 0)
+
+
+def find_cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use for CPU code, or None.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    except ImportError:
+        raise gone("torch._inductor.cpp_builder.get_cpp_compiler") from None
+    try:
+        return get_cpp_compiler()
+    except (RuntimeError, OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,78 @@
+"""Symbolic sizes: their names and expressions, and what is known and assumed of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def free_symbol_names(value: Any) -> frozenset[str]:
+    """The names of the symbols in ``value`` (a tensor's shape, strides and offset; a SymInt; a nest
+    of them). Run on torch 2.11 (CUDA) and 2.13 (CPU)."""
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*(free_symbol_names(element) for element in value))
+    if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return frozenset()
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    return frozenset(str(symbol) for symbol in free_symbols(value))
+
+
+def plain_symbol_name(value: Any) -> str | None:
+    """The symbol's name if ``value`` is a SymInt that is one bare symbol, like ``s77``; else None
+    (``SymInt.node.expr``). Run on torch 2.11 (CUDA) and 2.13 (CPU)."""
+    if not isinstance(value, torch.SymInt):
+        return None
+    expr = value.node.expr
+    return str(expr) if expr.is_Symbol else None
+
+
+def symbolic_expression(value: Any) -> Any:
+    """The sympy expression of a SymInt, SymFloat or SymBool. Run on torch 2.11 (CUDA) and 2.13 (CPU)."""
+    return value.node.expr
+
+
+def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
+    """``value`` with ``numbers`` for symbols; an int if none is left, else as it was.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    if not isinstance(value, torch.SymInt):
+        return value
+    import sympy
+
+    expression = value.node.expr.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
+    return int(expression) if expression.is_number else value
+
+
+def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:
+    """What the shape environment knows of a symbol: its range and its example.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    environment = getattr(fake_mode, "shape_env", None)
+    known_range = getattr(environment, "var_to_range", {}).get(symbol, "?")
+    for name in ("backed_var_to_val", "var_to_val"):  # the name differs between versions
+        values = getattr(environment, name, None)
+        if values is not None and symbol in values:
+            return str(known_range), str(values[symbol])
+    return str(known_range), "?"
+
+
+def specialised_symbols(fake_mode: Any) -> dict[Any, int]:
+    """Symbols that the shape environment has fixed to a number meanwhile.
+
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    replacements = getattr(getattr(fake_mode, "shape_env", None), "replacements", {})
+    return {
+        symbol: int(value) for symbol, value in replacements.items() if getattr(value, "is_Integer", False)
+    }
+
+
+def shape_guards(holder: Any) -> list[str]:
+    """What has been assumed of the symbols of a fake mode (or of a tracing context's), in order, as
+    text. Run on torch 2.11 (CUDA) and 2.13 (CPU)."""
+    fake_mode = getattr(holder, "fake_mode", holder)
+    return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
