@@ -56,6 +56,7 @@ class TourResult:
     counters: dict[str, int]
     report: Path
     device: str
+    seconds: float
 
     def facts(self) -> dict[str, Any]:
         """The facts for a machine, as ``cgkit tour --json`` prints them."""
@@ -114,7 +115,7 @@ class TourResult:
             f"  > {answer['prompt']}",
             f"  {' '.join(str(answer['answer']).split()) if not data.remarks else '(' + data.remarks[0] + ')'}",
             "",
-            f"  the page: {self.report}",
+            f"  the page: {self.report} ({self.seconds:.0f} s in all)",
         ]
         return "\n".join(lines)
 
@@ -161,8 +162,7 @@ def tour(
 
     data.stages = _frame(stage=list(clock.seconds), seconds=list(clock.seconds.values()))
     page.write_text(tour_page(data), encoding="utf-8")
-    events.emit(events.Progress("page", 1, 1, f"{page} after {time.perf_counter() - started:.0f} s"))
-    return TourResult(data, counters, page, where.type)
+    return TourResult(data, counters, page, where.type, time.perf_counter() - started)
 
 
 def _build(
