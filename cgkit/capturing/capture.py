@@ -114,6 +114,7 @@ class _Capture:
             self._record_all(plan)
             inputs.restore()
             captured.check_weights()
+            captured.fix_weights()
             captured.dispatcher.initialize_cudagraph_keys(plan)
             captured.lock.locked = True
             platform.synchronize()

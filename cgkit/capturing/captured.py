@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgkit import forward_context
 from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
@@ -86,6 +87,8 @@ class CapturedGraphs(Shown):
         self._output_dims: dict[str, tuple[int, ...]] = {}
         self._numbers: dict[int, dict[str, Any]] = {}
         self._uncuttable = ""
+        self._fixed: Callable[..., Any] | None = None
+        self._fixed_count = 0
         self.run: Callable[..., Any] = self._wrap()
         _alive.add(self)
 
@@ -94,7 +97,8 @@ class CapturedGraphs(Shown):
     def _wrap(self) -> Callable[..., Any]:
         """The model's callable with PIECEWISE wrappers inside and a FULL one around, as the mode wants."""
         piecewise = self.mode.has_mode(CUDAGraphMode.PIECEWISE)
-        run = self.compiled.bind(self.compiled.stitch(self._wrap_piece if piecewise else None))
+        self._execute = self.compiled.stitch(self._wrap_piece if piecewise else None)
+        run = self._choosing(self.compiled.bind(self._execute))
         if self.mode.has_mode(CUDAGraphMode.FULL):
             options = self._with(weak_ref_output=True, check_metadata=True)
             self.full = CUDAGraphWrapper(
@@ -103,6 +107,33 @@ class CapturedGraphs(Shown):
             )  # fmt: skip
             run = self.full
         return self._checking_weights(run) if self._options.debug else run
+
+    def _choosing(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """``usual``, and from :meth:`fix_weights` on the shorter way for steps that replay."""
+        current, none = forward_context._current, CUDAGraphMode.NONE
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            context, fixed = current.context, self._fixed
+            if (
+                fixed is None
+                or kwargs
+                or context is None
+                or context.cudagraph_runtime_mode is none
+                or len(args) != self._fixed_count
+            ):
+                return usual(*args, **kwargs)
+            return fixed(*args)
+
+        return run
+
+    def fix_weights(self) -> None:
+        """From now on replaying steps fetch no weights: the graphs read those of the recording anyway."""
+        traced = self.compiled.split.traced
+        if traced is None or self.inputs is None:
+            return
+        args, kwargs = self.inputs.at(self.inputs.largest)
+        if not kwargs:
+            self._fixed, self._fixed_count = traced.bind_fixed(self._execute, args), len(args)
 
     def _wrap_piece(self, backend: PiecewiseBackend) -> Callable[..., Any]:
         names = backend.piece.input_names
@@ -259,7 +290,7 @@ class CapturedGraphs(Shown):
         for wrapper in self.wrappers:
             wrapper.clear()
         self.dispatcher.clear()
-        self.inputs = self.weights = None
+        self.inputs = self.weights = self._fixed = None
         if self._own_pool:
             self.platform.free(self.pool)
         self.run = _freed(self.compiled.model_name)

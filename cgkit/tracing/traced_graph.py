@@ -17,6 +17,7 @@ from cgkit import torch_hooks
 from cgkit.display import Shown
 from cgkit.errors import TraceError
 from cgkit.tracing.arguments import Arguments
+from cgkit.tracing.fixed_weights import with_fixed_weights
 from cgkit.tracing.frames import user_line
 from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
 
@@ -97,12 +98,23 @@ class TracedGraph(Shown):
             not fit the trace, turns gradients off if they are on, and passes no guard. Like
             ``forward``, it runs no hooks of the model itself (those of its children are in the graph).
         """
-        check, gradients_on, no_grad = self.check_arguments, torch.is_grad_enabled, torch.no_grad
         assert self.wrapper is not None
         if self.executor is not None:
-            run = self.executor.bind(self.wrapper.compiled_callable, execute)
-        else:
-            run = self.wrapper.function(0, execute)
+            return self._checked(self.executor.bind(self.wrapper.compiled_callable, execute))
+        return self._checked(self.wrapper.function(0, execute))
+
+    def bind_fixed(
+        self, execute: Callable[..., Sequence[Any]], args: tuple[Any, ...]
+    ) -> Callable[..., Any] | None:
+        """As :meth:`bind`, for calls like ``args`` (positional), with the weights that the model has now.
+
+        None where the bytecode has more to do than to fetch; see :mod:`cgkit.tracing.fixed_weights`.
+        """
+        run = with_fixed_weights(self, execute, args)
+        return None if run is None else self._checked(run)
+
+    def _checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        check, gradients_on, no_grad = self.check_arguments, torch.is_grad_enabled, torch.no_grad
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             check(args, kwargs)
