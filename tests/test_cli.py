@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -25,10 +24,8 @@ def result(equal=True):
 
 
 def test_help_does_not_load_torch():
-    start = time.perf_counter()
     code = "import sys; from cgkit.cli import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert time.perf_counter() - start < 2
     help_text = cgkit("--help")
     assert help_text.returncode == 0
     assert "tour" in help_text.stdout and "bench" in help_text.stdout

@@ -59,9 +59,6 @@ def test_a_llama_gives_2l_plus_1_pieces(layers):
     batch = next(n for n, v in zip(split.inputs, split.example_inputs) if isinstance(v, torch.SymInt))
     assert all(piece.input_names[0] == batch for piece in split.capturable)
     assert split.example_inputs == stub.example_inputs
-    if layers == 80:
-        # 0.4 s on an idle core; Dynamo's own time for this graph is some twenty times that
-        assert split.seconds < 5
 
 
 def test_the_callers_graph_is_left_as_it_was():
