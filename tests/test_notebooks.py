@@ -1,6 +1,7 @@
 """Every notebook runs from its first cell to its last, and what is committed was run."""
 
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,5 +66,5 @@ def test_what_is_committed_was_run_in_order_and_without_an_error(path):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert not [out for cell in cells for out in cell.outputs if out.output_type == "error"]
     text = path.read_text()
-    assert "/home/" not in text and "/root/" not in text and "/work/" not in text
+    assert not re.search(r"/(home|Users|root)/", text), "a path of somebody's machine"
     assert len(text) < 2_000_000

@@ -149,8 +149,8 @@ def _traced(data: TourData) -> report.Section:
     lead = (
         "Dynamo ran the forward's bytecode symbolically, once, and handed over one graph of "
         f"{len(data.nodes):,} nodes: {len(calls):,} calls and {inputs:,} inputs (weights are inputs, too). "
-        "The number of tokens is a symbol, so this one graph serves every batch. No guard is kept: nothing "
-        "is checked at a later call."
+        "The number of tokens is a symbol, so this one graph serves every batch. No guard is kept: of a later "
+        "call only the arguments are looked at."
     )
     return report.Section("Traced", lead, [table(counts, rows=8)], 1)
 
