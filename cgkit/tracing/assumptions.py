@@ -123,7 +123,8 @@ def mode_check(model: Any, inputs: Iterable[Any], guards: Sequence[Guard]) -> Ca
     Looked at: autocast, and ``training`` of the first module whose forward asks for it.
     """
     device = next((entry.device.type for entry in inputs if entry.device is not None), "cpu")
-    autocast = torch.is_autocast_enabled
+    known = torch.amp.is_autocast_available(device)  # no such thing as autocast on "meta"
+    autocast = torch.is_autocast_enabled if known else lambda device_type: False
     was_on = autocast(device)
     asked = _first_that_asks(model, guards)
     owner, training = asked if asked is not None else (None, False)
