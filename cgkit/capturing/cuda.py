@@ -110,10 +110,10 @@ class CudaPlatform:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            collecting = gc.isenabled()
-            gc.disable()
             outer = torch.cuda.current_stream()
             self.stream.wait_stream(outer)
+            collecting = gc.isenabled()
+            gc.disable()
             try:
                 with torch.cuda.stream(self.stream):
                     yield
