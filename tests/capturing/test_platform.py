@@ -112,7 +112,7 @@ def test_a_forbidden_call_leaves_the_process_usable():
         graph.replay()
         platform.synchronize()
         assert torch.equal(y, torch.full_like(x, 2.0)) and torch.equal(pinned.cuda(), x)
-        assert platform.pool_bytes(pool).reserved == platform.quick_reserved_bytes(pool)
+        assert platform.pool_bytes(pool).reserved >= platform.quick_reserved_bytes(pool) > 0
     kept[0].replay()
     platform.synchronize()
     assert torch.equal(kept[1], torch.full_like(x, 3.0))
