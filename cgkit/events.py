@@ -101,14 +101,14 @@ class PieceShared(Event):
 
 @dataclass(frozen=True)
 class CacheEntryUpdated(Event):
-    """The compile cache got a new entry. (There is no such cache yet: nothing emits this.)"""
+    """The compile cache on disk got a new entry."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class ArtifactSaved(Event):
-    """A compiled artefact was written to disk. (Nothing does that yet.)"""
+    """A compiled piece was written to disk."""
 
     key: str
     path: str
@@ -116,10 +116,13 @@ class ArtifactSaved(Event):
 
 @dataclass(frozen=True)
 class ArtifactLoaded(Event):
-    """A compiled artefact was read from disk instead of being compiled. (Nothing does that yet.)"""
+    """A compiled piece was read from disk instead of being compiled."""
 
+    piece: str
+    shape: int | None
     key: str
     path: str
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,14 @@ from cgkit.torch_hooks.inductor import (
     inductor_options,
     standalone_compile,
 )
+from cgkit.torch_hooks.inductor_cache import (
+    artifact_bytes,
+    cpp_compiler_version,
+    cpu_vector_isa,
+    inductor_cache_dir,
+    inductor_state,
+    load_artifact,
+)
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -74,7 +82,7 @@ from cgkit.torch_hooks.symbols import (
     symbolic_expression,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
-from cgkit.torch_hooks.triton import triton_direct_launch
+from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
@@ -85,10 +93,13 @@ __all__ = [
     "OpOverloadPacket",
     "SideEffect",
     "TorchDispatchMode",
+    "artifact_bytes",
     "bound_argument",
     "codegen_of",
     "compile_lock",
     "count_bytecode_hooks",
+    "cpp_compiler_version",
+    "cpu_vector_isa",
     "current_raw_stream",
     "data_dependence_errors",
     "destroy_library",
@@ -106,10 +117,13 @@ __all__ = [
     "gone",
     "has_python_kernel",
     "in_tracing_context",
+    "inductor_cache_dir",
     "inductor_options",
+    "inductor_state",
     "is_composite",
     "is_fake",
     "lean_global",
+    "load_artifact",
     "mark_dynamic",
     "missing_fake_errors",
     "mutated_arguments",
@@ -137,6 +151,7 @@ __all__ = [
     "traced_code",
     "tracing_context",
     "triton_direct_launch",
+    "triton_version",
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",
