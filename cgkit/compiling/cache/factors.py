@@ -104,7 +104,7 @@ def cache_key(
         devices: on which the model computes.
         settings: how the adaptor is set for the general shape.
     """
-    sources = {name: text for name, text in map(_source, sorted(set(traced_files)))}
+    sources = dict(map(_source, sorted(set(traced_files))))
     return CacheKey(
         environment=_environment(),
         config={name: _text(getattr(config, name)) for name in CONFIG_FIELDS},
