@@ -87,14 +87,25 @@ class CompilerManager:
             if (known := self._by_key.get(key)) is not None:
                 events.emit(events.PieceShared(name, shape, known.owner, key.digest))
                 return replace(known, piece=name, seconds=0.0)
+            by = adaptor or self.adaptor
+            request = (by, name, graph_module, inputs, fake_mode, shape, key)
             with self.cache.active() if self.cache is not None else nullcontext():
-                piece = self._load(name, shape, key)
+                piece = self._load(name, shape, key) if by.saves else None
                 if piece is None:
-                    piece = _compile(
-                        adaptor or self.adaptor, name, graph_module, inputs, fake_mode, shape, key
-                    )
-                    self._save(piece)
+                    piece = self._compile_and_keep(request)
             self._by_key[key] = piece
+        return piece
+
+    def _compile_and_keep(self, request: tuple[Any, ...]) -> CompiledPiece:
+        """Compiles; where the cache's disk is at fault, once more without the cache."""
+        try:
+            piece = _compile(*request)
+        except CompileError as error:
+            if self.cache is None or not self.cache.gives_way(error):
+                raise
+            with torch_hooks.inductor_cache_dir(None):
+                piece = _compile(*request)
+        self._save(piece)
         return piece
 
     def _load(self, name: str, shape: int | None, key: ContentKey) -> CompiledPiece | None:

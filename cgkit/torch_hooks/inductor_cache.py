@@ -16,19 +16,24 @@ import torch
 from cgkit.torch_hooks.inductor import find_cpp_compiler
 from cgkit.torch_hooks.versions import gone
 
-#: Options that say where Inductor keeps things, how hard it works and what it prints, not what it makes.
-_NO_STATE = (
-    "cache",
-    "debug",
-    "verbose",
+#: Options that say where Inductor keeps things, how it works and what it prints, not what it makes. Beside
+#: them those that begin with ``trace.`` and those that end with ``remote_cache``.
+_NO_STATE = {
+    "autotune_local_cache",
     "compile_threads",
-    "worker",
-    "log",
-    "trace.",
-    "profile",
-    "dump",
-    "path",
-)
+    "compile_worker_wait_timeout",
+    "cpp_cache_precompile_headers",
+    "debug",
+    "force_disable_caches",
+    "fx_graph_cache",
+    "global_cache_dir",
+    "log_tlparse",
+    "torchinductor_worker_logpath",
+    "verbose_progress",
+    "worker_log_path",
+    "worker_start_method",
+    "worker_suppress_logging",
+}
 
 
 def artifact_bytes(artifact: Any) -> bytes | None:
@@ -65,15 +70,17 @@ def load_artifact(content: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def inductor_cache_dir(folder: str) -> Iterator[None]:
+def inductor_cache_dir(folder: str | None) -> Iterator[None]:
     """In the block Inductor keeps its files (generated code, libraries, kernels) in ``folder``.
 
+    None: in its own default place.
     It is an environment variable, and Inductor itself writes its default into it when it is first asked.
     Run on torch 2.13 (CPU).
     """
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     before = {name: os.environ.pop(name, None) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    if folder is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     try:
         yield
     finally:
@@ -95,9 +102,11 @@ def inductor_state() -> dict[str, Any]:
         state = config.save_config_portable()
     except AttributeError:
         raise gone("torch._inductor.config.save_config_portable") from None
-    return {
-        name: value for name, value in state.items() if not any(word in name.lower() for word in _NO_STATE)
-    }
+    return {name: value for name, value in state.items() if not _is_no_state(name)}
+
+
+def _is_no_state(option: str) -> bool:
+    return option in _NO_STATE or option.startswith("trace.") or option.endswith("remote_cache")
 
 
 def cpu_vector_isa() -> str:

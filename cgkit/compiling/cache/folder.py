@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cgkit.compiling.cache.factors import FACTORS, CacheKey
+from cgkit.errors import ConfigError
 
 FACTORS_FILE = "cache_key_factors.json"
 SOURCES_FILE = "traced_files.json"
@@ -45,7 +46,9 @@ def rank_folder(key: CacheKey, root: Path | None = None) -> Path:
     rank, data_parallel = os.environ.get("RANK", "0"), os.environ.get("DATA_PARALLEL_RANK", "0")
     for name, value in (("RANK", rank), ("DATA_PARALLEL_RANK", data_parallel)):
         if not value.isdigit():
-            raise ValueError(f"{name}={value!r} is not a whole number")
+            raise ConfigError(
+                f"{name}={value!r} is not a whole number; it names a folder of the compile cache"
+            )
     return keys_folder(root) / key.digest / f"rank_{rank}_{data_parallel}"
 
 

@@ -8,8 +8,10 @@ before it runs. Whatever is wrong with the disk, the piece is compiled instead a
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ from cgkit.compiling.content_key import ContentKey
 _MAGIC = b"cgkit compiled piece 1\n"
 #: What Inductor loads without looking at its content.
 _LOADED = (".so", ".dylib", ".pyd", ".cubin", ".hsaco")
+
+
+_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,15 @@ class CompileCache:
             return
         with torch_hooks.inductor_cache_dir(str(self.inductor_directory)):
             yield
+
+    def gives_way(self, error: BaseException) -> bool:
+        """Whether a compilation failed because this folder cannot be written: then it is tried without it."""
+        reason = _disk_error(error)
+        if reason is None or not self.writable:
+            return False
+        self.writable = False
+        self._say(f"compiled pieces are not kept: {self.directory} cannot be written ({reason})")
+        return True
 
     # --- reading ---
 
@@ -146,6 +160,17 @@ class CompileCache:
     def __repr__(self) -> str:
         pieces = len(list(self.directory.glob("piece_*.bin"))) if self.directory.exists() else 0
         return f"CompileCache({self.directory}, {pieces} pieces)"
+
+
+def _disk_error(error: BaseException | None) -> str | None:
+    """What the disk refused, if that is why ``error`` was raised. A C++ compiler only says it in words."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            return str(error)
+        if any(os.strerror(number) in str(error) for number in _DISK):
+            return next(os.strerror(number) for number in _DISK if os.strerror(number) in str(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _pack(about: dict[str, Any], payload: bytes) -> bytes:
