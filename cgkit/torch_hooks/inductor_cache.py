@@ -120,7 +120,10 @@ def cpu_vector_isa() -> str:
 
 @functools.cache
 def cpp_compiler_version() -> str:
-    """The first line of what the C++ compiler says of itself; "" without one."""
+    """The first line of what the C++ compiler says of itself; "" without one.
+
+    Run on torch 2.13 (CPU).
+    """
     compiler = find_cpp_compiler()
     if compiler is None:
         return ""
