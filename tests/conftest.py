@@ -8,12 +8,20 @@ from cgkit.compiling import compiled_graph
 from cgkit.compiling.cache.store import open_cache
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_compile_cache(tmp_path_factory):
+    """Off in the tests' process, for fixtures of every scope; in a folder of its own in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CGKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(compiled_graph, "open_cache", lambda key: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def cache_dir(tmp_path_factory, monkeypatch):
-    """A cache folder for this test and the processes it starts; in the test itself the cache is off."""
+def cache_dir(no_compile_cache, tmp_path_factory, monkeypatch):
+    """An empty cache folder for the processes that this test starts."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("CGKIT_CACHE_DIR", str(folder))
-    monkeypatch.setattr(compiled_graph, "open_cache", lambda key: None)
     return folder
 
 

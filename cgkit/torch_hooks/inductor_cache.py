@@ -110,7 +110,12 @@ def _is_no_state(option: str) -> bool:
 
 
 def cpu_vector_isa() -> str:
-    """The vector instructions that Inductor's C++ is written for. Run on torch 2.13 (CPU)."""
+    """The vector instructions that Inductor's C++ is written for; "" where nothing can compile it.
+
+    Run on torch 2.13 (CPU).
+    """
+    if find_cpp_compiler() is None:
+        return ""
     try:
         from torch._inductor.cpu_vec_isa import pick_vec_isa
     except ImportError:
