@@ -8,6 +8,7 @@ use ``torch_hooks.name``: the modules below are only how the hooks are kept apar
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
     end_failed_capture,
+    pool_blocks,
     pool_segments,
     release_pool,
     weak_tensor,
@@ -47,6 +48,7 @@ from cgkit.torch_hooks.inductor import (
     inductor_options,
     standalone_compile,
 )
+from cgkit.torch_hooks.inductor_code import generated_wrapper
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -103,6 +105,7 @@ __all__ = [
     "forget_code",
     "free_symbol_names",
     "generated_kernels",
+    "generated_wrapper",
     "gone",
     "has_python_kernel",
     "in_tracing_context",
@@ -118,6 +121,7 @@ __all__ = [
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
+    "pool_blocks",
     "pool_segments",
     "quiet_loggers",
     "register_bytecode_hook",
