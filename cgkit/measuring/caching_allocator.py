@@ -1,10 +1,11 @@
 """A model of the allocators that a graph pool draws from, without a device.
 
 :class:`PoolSimulator` answers "how large does the pool get if these blocks are asked for and given back in
-this order". Two sets of rules: PyTorch's CUDA caching allocator inside a private pool (its constants and
-its splitting rule, read in ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.11 as documented in "CUDA semantics,
-memory management"; default settings, no expandable segments), and the emulated platform's own pool
-(``cgkit/capturing/emulated_pool.py``). Addresses are made up: segments stand in the order in which they were taken.
+this order". Two sets of rules: PyTorch's CUDA caching allocator inside a private pool (its constants are those of
+``c10/core/AllocatorConfig.h``, its rules those of ``c10/cuda/CUDACachingAllocator.cpp``: ``get_allocation_size``,
+``should_split``, ``get_free_block``; default settings, so neither expandable segments nor anything else that
+``PYTORCH_ALLOC_CONF`` changes), and the emulated platform's own pool (``cgkit/capturing/emulated_pool.py``).
+Addresses are made up: segments stand in the order in which they were taken.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ allocator (:mod:`cgkit.measuring.caching_allocator`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +255,13 @@ class PoolPrediction(Shown):
         self._rows = run.rows
         self._segments = run.fullest
         self.notes = list(dict.fromkeys(tape.note for tape in run.tapes.values() if tape.note))
+        settings = [
+            name for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(name)
+        ]
+        if rules is CUDA_RULES and settings:
+            self.notes.append(
+                f"{settings[0]}={os.environ[settings[0]]} changes the allocator, which is not modelled"
+            )
         if rules is CUDA_RULES and device != "cuda":
             self.notes.append(
                 f"the code walked was generated for {device}: on a GPU Inductor fuses otherwise, so its buffers differ"

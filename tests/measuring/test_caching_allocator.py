@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +105,21 @@ def test_the_rules_of_the_cuda_allocator(nbytes, block, segment):
     pool = PoolSimulator()
     number = pool.alloc(nbytes)
     assert (pool.live[number][2], pool.reserved) == (block, segment)
+
+
+def test_the_constants_are_those_of_the_installed_torch():
+    header = Path(torch.__file__).parent / "include" / "c10" / "core" / "AllocatorConfig.h"
+    if not header.exists():
+        pytest.skip("this torch comes without its headers, or has them elsewhere")
+    found = dict(re.findall(r"constexpr size_t (k\w+) = (\d+);", header.read_text()))
+    ours = {
+        "kMinBlockSize": CUDA_RULES.granule,
+        "kSmallSize": CUDA_RULES.small_request,
+        "kSmallBuffer": CUDA_RULES.small_segment,
+        "kMinLargeAlloc": CUDA_RULES.large_request,
+        "kRoundLarge": CUDA_RULES.segment_granule,
+    }
+    assert {name: int(found[name]) for name in ours} == ours
 
 
 def test_a_large_block_is_split_only_if_more_than_one_mib_is_left():

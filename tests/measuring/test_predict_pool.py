@@ -116,6 +116,13 @@ def test_differences_have_a_reason(tiny):
     assert predicted.plot(ledger).has_data() and predicted.plot_segments().has_data()
 
 
+def test_settings_of_the_allocator_are_named(tiny, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    predicted = predict_pool(tiny.executor.compiled, [1], mode="PIECEWISE", allocator="cuda")
+    assert any("expandable_segments:True" in note for note in predicted.notes)
+    assert "expandable_segments" in repr(predicted)
+
+
 def test_what_cannot_be_predicted(tiny):
     with pytest.raises(ConfigError, match="nothing would be recorded"):
         predict_pool(tiny.executor.compiled, SIZES, mode="NONE")
