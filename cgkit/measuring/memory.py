@@ -107,6 +107,17 @@ class Ledger(Shown):
         frame["growth_bytes"] = frame["reserved_after_bytes"] - frame["reserved_before_bytes"]
         return frame
 
+    def vllm_estimate_bytes(self) -> int | None:
+        """What vLLM 0.33 would have reserved for this pool, by the rule of its ``profile_cudagraph_memory``: all
+        PIECEWISE graphs, and of the FULL ones the first and, for each other, as much as the second (1 MiB at
+        least). Compare with the growth that was measured; None without two FULL graphs to extrapolate from."""
+        frame = self.to_frame()
+        full = frame.loc[frame["mode"] == "FULL", "growth_bytes"].tolist()
+        if len(full) < 2:
+            return None
+        piecewise = int(frame.loc[frame["mode"] == "PIECEWISE", "growth_bytes"].sum())
+        return piecewise + int(full[0]) + (len(full) - 1) * max(int(full[1]), 2**20)
+
     def plot(self, about: Any = None, *, ax: Any = None) -> Any:
         """Reserved and allocated bytes over the recordings; see :func:`cgkit.plotting.memory_charts.ledger`."""
         from cgkit.plotting.memory_charts import ledger

@@ -182,6 +182,7 @@ class _Recording:
             "pool_reserved_bytes": captured.pool_bytes.reserved,
             "pool_peak_allocated_bytes": int(ledger.to_frame()["peak_allocated_bytes"].max()),
             "pool_live_after_bytes": live,
+            "vllm_estimate_bytes": ledger.vllm_estimate_bytes(),
             "driver_bytes": None if before is None or after is None else before[0] - after[0],
             "torch_reserved_growth_bytes": None if before is None or after is None else after[1] - before[1],
         }

@@ -60,6 +60,16 @@ def test_a_ledger_of_graphs_that_are_there_already_knows_what_was_noted(watched)
         Ledger.of(captured).plot_segments()
 
 
+def test_the_estimate_of_vllm_extrapolates_from_the_two_largest_full_graphs(watched):
+    ledger, _ = watched
+    frame = ledger.to_frame()
+    full = frame.loc[frame["mode"] == "FULL", "growth_bytes"].tolist()
+    assert len(full) == 3 and max(full[1:]) < 2**20  # smaller ones live in the memory of the largest
+    piecewise = frame.loc[frame["mode"] == "PIECEWISE", "growth_bytes"].sum()
+    assert ledger.vllm_estimate_bytes() == piecewise + full[0] + 2 * 2**20
+    assert Ledger().vllm_estimate_bytes() is None
+
+
 def test_without_a_ledger_nothing_looks_at_the_pool(compiled, monkeypatch):
     from cgkit.capturing import wrapper
 
