@@ -33,13 +33,16 @@ _WHERE = {
     "capturing": (
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
     ),
+    "measuring.predict_pool": "predict_pool",
     "serving": "Runner SamplingParams load_model",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
+_MODULES = ("recordings",)
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, *_MODULES])
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers: they run no __getattr__
+    from cgkit import recordings
     from cgkit.capturing import (  # type: ignore[no-redef]
         CapturedGraphs,
         CaptureSizes,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         get_forward_context,
         set_forward_context,
     )
+    from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]
@@ -72,8 +76,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"cgkit.{_HOME[name]}"), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return import_module(f"cgkit.{name}")
     raise AttributeError(f"module 'cgkit' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *_HOME, *_MODULES]

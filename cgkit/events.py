@@ -160,6 +160,30 @@ class GraphCaptured(Event):
 
 
 @dataclass(frozen=True)
+class GraphMemory(Event):
+    """The pool around one recording, exactly. Emitted only if somebody reads it: finding out walks the pool.
+
+    ``after`` is with the graph's outputs still owned; ``peak_allocated_bytes`` is the most inside the recording.
+    ``nodes`` is None where they cannot be counted. ``platform`` and ``pool`` are for readers that look further.
+    """
+
+    name: str
+    mode: str
+    num_tokens: int
+    uniform_decode: bool
+    emulated: bool
+    seconds: float
+    nodes: int | None
+    reserved_before_bytes: int
+    reserved_after_bytes: int
+    allocated_before_bytes: int
+    allocated_after_bytes: int
+    peak_allocated_bytes: int
+    platform: Any
+    pool: Any
+
+
+@dataclass(frozen=True)
 class CaptureFinished(Event):
     """All sizes are recorded and the lock is set."""
 

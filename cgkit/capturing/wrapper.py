@@ -18,7 +18,7 @@ from typing import Any
 from cgkit import events, forward_context
 from cgkit.capturing.addresses import Addresses, AddressReader
 from cgkit.capturing.out_of_memory import is_out_of_memory
-from cgkit.capturing.platform import GraphPlatform, RecordedGraph, reserved_bytes
+from cgkit.capturing.platform import GraphPlatform, RecordedGraph, RecordingMemory, reserved_bytes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, CgkitError, ReplayError
@@ -169,6 +169,9 @@ class CUDAGraphWrapper(Shown):
                 f"is {key!r}; take both from CudagraphDispatcher.dispatch"
             )
         self.lock.check(f"{self.name} would be recorded at {tuple(key)} in mode {self.runtime_mode.name}")
+        watched = (
+            RecordingMemory(self.platform, self.pool) if events.has_readers(events.GraphMemory) else None
+        )
         before = reserved_bytes(self.platform, self.pool)
         started = time.perf_counter()
         with gc_held_off(self.options.gc_disable):
@@ -186,6 +189,17 @@ class CUDAGraphWrapper(Shown):
                 self.name, mode, key.num_tokens, key.uniform_decode, emulated, seconds, before, after
             )
         )
+        if watched is not None:
+            about = (
+                self.name,
+                mode,
+                key.num_tokens,
+                key.uniform_decode,
+                emulated,
+                seconds,
+                graph.num_nodes(),
+            )
+            events.emit(events.GraphMemory(*about, *watched.found(), self.platform, self.pool))
         return weak if self.options.weak_ref_output else output
 
     def _capture(self, key: BatchDescriptor, args: tuple, kwargs: dict) -> tuple[RecordedGraph, Any]:

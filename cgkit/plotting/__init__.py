@@ -4,13 +4,12 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
+from cgkit.plotting import memory_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
     counters,
-    memory,
     ms_per_token,
-    padding_staircase,
     padding_steps,
 )
 from cgkit.plotting.folding import fold
@@ -27,9 +26,9 @@ __all__ = [
     "counters",
     "fold",
     "human_bytes",
-    "memory",
+    "memory_charts",
     "ms_per_token",
-    "padding_staircase",
+    "padding_charts",
     "padding_steps",
     "save",
     "split_graph",

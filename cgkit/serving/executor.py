@@ -17,6 +17,7 @@ import torch
 from cgkit import events
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
 from cgkit.capturing.dispatcher import Route
+from cgkit.capturing.platform import GraphPlatform
 from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import (
     AttentionCGSupport,
@@ -110,8 +111,12 @@ class Executor:
         self.forward = self.compiled.bind()
         self.is_compiled = True
 
-    def capture_model(self, inputs: InputBatch) -> None:
-        """Records every size in every mode, large to small, and locks.
+    def capture_model(
+        self, inputs: InputBatch, *, largest_first: bool = True, platform: GraphPlatform | None = None
+    ) -> None:
+        """Records every size in every mode, large to small (``largest_first=False``: the other way), and locks.
+
+        ``platform``: None: what the configuration says.
 
         The dummy inputs lie in the runner's own buffers, at the addresses that every later step uses.
         No token of them has a KV slot, so the cache is after this as it was before. A decode batch is
@@ -134,6 +139,8 @@ class Executor:
                 make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
                 context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
                 uniform_sizes=[size for size in self.sizes if size <= inputs.max_reqs],
+                largest_first=largest_first,
+                platform=platform,
             )
         self.captured, self.forward = captured, captured.run
         logger.info(

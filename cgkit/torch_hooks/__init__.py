@@ -8,6 +8,7 @@ use ``torch_hooks.name``: the modules below are only how the hooks are kept apar
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
     end_failed_capture,
+    pool_blocks,
     pool_segments,
     release_pool,
     weak_tensor,
@@ -55,6 +56,7 @@ from cgkit.torch_hooks.inductor_cache import (
     inductor_state,
     load_artifact,
 )
+from cgkit.torch_hooks.inductor_code import generated_wrapper
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -114,6 +116,7 @@ __all__ = [
     "forget_code",
     "free_symbol_names",
     "generated_kernels",
+    "generated_wrapper",
     "gone",
     "has_python_kernel",
     "in_tracing_context",
@@ -132,6 +135,7 @@ __all__ = [
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
+    "pool_blocks",
     "pool_segments",
     "quiet_loggers",
     "register_bytecode_hook",
