@@ -22,6 +22,7 @@ from cgkit.torch_hooks.dynamo import (
     fake_example,
     forget_code,
     in_tracing_context,
+    is_compiled,
     lean_global,
     mark_dynamic,
     original_of_compiled,
@@ -63,6 +64,7 @@ from cgkit.torch_hooks.operators import (
     run_cpu_kernel,
     written_arguments,
 )
+from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
     free_symbol_names,
@@ -107,6 +109,7 @@ __all__ = [
     "has_python_kernel",
     "in_tracing_context",
     "inductor_options",
+    "is_compiled",
     "is_composite",
     "is_fake",
     "lean_global",
@@ -119,6 +122,8 @@ __all__ = [
     "placeholder_source",
     "plain_symbol_name",
     "pool_segments",
+    "profiler_range",
+    "profiler_runs",
     "quiet_loggers",
     "register_bytecode_hook",
     "register_fake_in",
