@@ -215,9 +215,21 @@ class _Dedup:
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
 #: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "crossover": (
+        "at which batch size a decode step stops being launch-bound, measured and predicted",
+        lambda: import_module("cgkit.measuring.crossover"),
+    ),
     "dedup": (
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
+    ),
+    "events-off": (
+        "what the stages' reporting costs when nobody reads it: against a build without it",
+        lambda: import_module("cgkit.measuring.events_off"),
+    ),
+    "launch-overhead": (
+        "what a launch, a guard and a module call cost on this machine",
+        lambda: import_module("cgkit.measuring.launch_overhead"),
     ),
     "modes": (
         "one decode step through every mode, on a GPU, in one process",

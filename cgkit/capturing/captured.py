@@ -286,7 +286,7 @@ class CapturedGraphs(Shown):
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
         """Marks what a call copies in and out; the wrappers mark their replays. See :mod:`cgkit.marks`."""
-        facts = {"model": self.compiled.model_name, "emulated": self.platform.emulated}
+        facts: dict[str, Any] = {"model": self.compiled.model_name, "emulated": self.platform.emulated}
         if (inputs := self.inputs) is not None:
             marks.swap_attribute(inputs, "fill", marker.function(inputs.fill, "copy_inputs", **facts), undo)
             back = marker.function(inputs.write_back, "copy_outputs", **facts)

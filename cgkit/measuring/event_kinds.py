@@ -57,7 +57,7 @@ _SYNC = re.compile(r"Synchronize")
 _GUARD = re.compile(r"^(?:TorchDynamo Cache Lookup|cgkit:guard)")
 _RANGE = re.compile(
     r"^(?:Torch-Compiled Region|## Call CompiledFxGraph|Pregraph bytecode|CompiledFunction$|"
-    r"AOTDispatcher Runtime Wrapper|ProfilerStep|cgkit[ :])"
+    r"AOTDispatcher Runtime Wrapper|ProfilerStep|cgkit(?: |:(?!:)))"
 )
 
 

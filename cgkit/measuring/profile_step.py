@@ -73,14 +73,12 @@ def profile_step(
     Raises:
         CgkitError: a profiler is running already, or ``steps`` is no positive number. What ``fn`` raises goes through.
 
-    Source: the article's "问题：decode 阶段的 kernel launch 税" (the launch tax) argues with such a timeline.
+    Source: the article's "一次 decode 步的 CPU 账单" (the CPU bill of one decode step).
     """
     from cgkit.measuring.timeline import Timeline
 
     trace = trace_steps(fn, steps=steps, warmup=warmup, python=python, about=about, modules=modules)
-    timeline = Timeline.from_events(trace["traceEvents"])
-    timeline.about.update(trace["cgkit"])
-    return timeline
+    return Timeline.from_events(trace.pop("traceEvents"), python=python, name="cgkit.profile_step", **trace)
 
 
 def trace_steps(

@@ -8,7 +8,7 @@ from typing import Any
 #: Arguments of an event that say something about the run; the rest is dropped from recordings.
 _KEPT_ARGS = (
     "correlation", "stream", "device", "bytes", "grid", "block", "registers per thread", "shared memory",
-    "graph id", "graph node id", "External id", "External Id", "Python id", "Python parent id", "kind", "memory bandwidth (GB/s)",
+    "graph id", "graph node id", "External id", "External Id", "kind", "memory bandwidth (GB/s)",
 )  # fmt: skip
 _OURS = re.compile(r"cgkit( |:(?!:))")  # and no operator of the namespace cgkit ("cgkit::unified_...")
 _TOP = ("schemaVersion", "displayTimeUnit", "deviceProperties", "distributedInfo", "cgkit")

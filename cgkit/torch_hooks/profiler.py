@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 try:
-    from torch._C._profiler import _RecordFunctionFast as _Range
+    from torch._C._profiler import _RecordFunctionFast
+
+    _Range: Any = _RecordFunctionFast
 except ImportError:
     _Range = torch.profiler.record_function
 

@@ -289,3 +289,58 @@ def test_without_a_forward_context_the_wrapped_piece_is_still_marked():
 
 def decode_batch(runner: Runner):
     return [Scheduled(Request([1] * 9, 2, blocks=[1 + row], num_computed=8), 1) for row in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "PIECEWISE"])
+def test_the_timeline_knows_piece_and_stage_of_every_operator(mode):
+    runner = runner_of(mode)
+    timeline = cgkit.profile_step(decode_step(runner), steps=2)
+    assert len(timeline.steps) == 2 and set(timeline.steps["name"]) == {STEP}
+    operators = timeline.events[timeline.events["kind"] == "op"]
+    assert len(operators) > 100 and (operators["stage"] != "").all()
+    inner = operators[operators["stage"].isin(["eager", "attention", "replay"]) & (operators["piece"] != "")]
+    assert len(inner) > 0.9 * len(operators)
+    assert timeline.about["mode"] == mode and "no GPU" in timeline.about["note"]
+
+
+def test_the_bill_of_a_step_without_a_gpu_adds_up():
+    bill = cgkit.profile_step(decode_step(runner_of("PIECEWISE"))).bill()
+    assert sum(bill.parts.values()) == pytest.approx(bill.wall_us, rel=0.01)
+
+
+# --- on a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "compiled", "PIECEWISE", "FULL"])
+def test_every_kernel_of_a_decode_step_has_a_launch_a_piece_and_a_stage(mode):
+    runner = runner_of(mode, device="cuda", compiler="inductor")
+    timeline = cgkit.profile_step(decode_step(runner), steps=3, warmup=5)
+    kernels = timeline.kernels
+    assert len(kernels) >= 3 * 8 and (kernels["launched_by"] >= 0).all()
+    assert (kernels["stage"] != "").all()
+    marks_of_model = {"eager": ["eager"], "compiled": ["piece", "attention"], "FULL": ["full"]}
+    stages = marks_of_model.get(mode, ["replay", "attention"])
+    of_model = kernels[kernels["stage"].isin(stages)]
+    assert (of_model["piece"] != "").all()
+    expected = {name.split(":", 2)[2] for name in inner_marks(mode)}
+    seen = set(of_model["piece"].astype(str))
+    assert seen <= expected
+    if mode in ("compiled", "PIECEWISE"):  # a layer's attention and each piece launch something
+        assert seen == expected
+    in_graphs = kernels["graph_launch"] >= 0
+    assert in_graphs.equals(kernels["stage"].isin(["replay", "full"]))
+    graph_launches = {"PIECEWISE": 3 * 5, "FULL": 3}.get(mode, 0)
+    assert int((timeline.events["kind"] == "graph_launch").sum()) == graph_launches
+    assert timeline.about["mode"] == mode and timeline.about["emulated"] is False
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "compiled", "PIECEWISE", "FULL"])
+def test_the_bill_of_a_decode_step_adds_up_and_explains_it(mode):
+    runner = runner_of(mode, device="cuda", compiler="inductor")
+    bill = cgkit.profile_step(decode_step(runner), steps=5, warmup=5).bill()
+    assert sum(bill.parts.values()) == pytest.approx(bill.wall_us, rel=0.01)
+    assert sum(bill.gpu.values()) == pytest.approx(bill.wall_us, rel=0.01)
+    assert bill.parts["unexplained"] <= 0.05 * bill.wall_us
+    assert bill.kernels_tied == bill.kernels > 0
