@@ -100,6 +100,18 @@ def compilation_counter(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def launch_overhead(artefact: Any) -> str:
+    """Every case beside the claims, then the numbers, then what was not measured."""
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in artefact.missing)
+    rest = f"<p>not measured:</p><ul>{missing}</ul>" if missing else ""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.to_frame(), rows=8), rest)
+
+
+def crossover(artefact: Any) -> str:
+    """Both curves of each mode, and where they cross."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.crossings(), rows=8))
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -107,6 +119,8 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Crossover": crossover,
+    "LaunchOverhead": launch_overhead,
 }
 
 for _name, _render in RENDERERS.items():
