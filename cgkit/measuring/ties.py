@@ -84,7 +84,9 @@ def innermost(
 
 def _segments(start_us: Floats, end_us: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Where the innermost of nested ranges changes, and which it is from there on (-1: none)."""
-    edges, owner, stack = [], [], []
+    edges: list[float] = []
+    owner: list[int] = []
+    stack: list[tuple[float, int]] = []
     for i, (start, end) in enumerate(zip(start_us.tolist(), end_us.tolist())):
         while stack and stack[-1][0] <= start:
             at, _ = stack.pop()
