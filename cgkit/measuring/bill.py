@@ -223,12 +223,12 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting import bill as picture
     from cgkit.plotting.style import About
 
-    first = bills[0].about
     frames = [one.to_frame().assign(mode=name) for name, one in zip(_modes(bills), bills)]
+    keys = ("model", "mode", "batch", "device", "recorded")
+    common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
     about = About(
-        **{key: str(first.get(key) or "") for key in ("model", "batch", "device", "recorded")},
-        mode=bills[0].mode if len(bills) == 1 else "",
-        emulated=first.get("emulated"),
+        **{key: values.pop() if len(values) == 1 else "" for key, values in common.items()},
+        emulated=any(one.about.get("emulated") for one in bills) or None,
     )
     return picture.bill(pd.concat(frames, ignore_index=True), about, ax=ax)
 

@@ -41,7 +41,8 @@ def bill(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
     """
     with style():
         modes = list(dict.fromkeys(frame["mode"]))
-        ax = new_axes(ax, 9.4, 1.9 + 0.75 * len(modes))
+        alone = ax is None
+        ax = new_axes(ax, 9.4, 2.5 + 0.75 * len(modes))
         longest = frame.groupby(["mode", "side"])["us"].sum().max()
         scale, unit = (1000.0, "ms") if longest >= 1000 else (1.0, "µs")
         drawn: dict[str, Any] = {}
@@ -60,14 +61,7 @@ def bill(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
         ax.set_xlim(0, longest / scale * 1.02 or 1)
         ax.set_xlabel(f"wall time of one step ({unit})")
         ax.grid(axis="x")
-        ordered = [part for part in LOOKS if part in drawn]
-        ax.legend(
-            [drawn[part] for part in ordered],
-            [LOOKS[part][0] for part in ordered],
-            ncols=4,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.42 / (0.35 + 0.75 * len(modes) / 2)),
-        )
+        _legend(ax, [part for part in LOOKS if part in drawn], drawn, alone)
         put_title(ax, "Where the wall time of a step goes", about)
     return ax
 
@@ -111,3 +105,13 @@ def _names(ax: Axes, modes: list[str]) -> None:
             va="center",
             fontweight="bold",
         )
+
+
+def _legend(ax: Axes, parts: list[str], drawn: dict[str, Any], alone: bool) -> None:
+    """What the colours mean: under the figure if it is ours, else under the axes."""
+    handles, labels = [drawn[part] for part in parts], [LOOKS[part][0] for part in parts]
+    figure = ax.get_figure(root=True)
+    if alone and figure is not None:
+        figure.legend(handles, labels, ncols=4, loc="outside lower center")
+    else:
+        ax.legend(handles, labels, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
