@@ -186,17 +186,20 @@ class Bill(Shown):
 
     @staticmethod
     def compare(bills: Sequence[Bill]) -> pd.DataFrame:
-        """Bills side by side: a row a part or number (``side``, ``part``), a column a mode, microseconds or counts."""
+        """Bills side by side: a row a part and a column a mode.
+
+        ``side`` is "cpu" or "gpu" (microseconds), or "facts" (as :meth:`facts` names them, and ``wall_us``).
+        """
         import pandas as pd
 
         if not bills:
             raise TimelineError("there is no bill to compare")
         columns: dict[str, dict[tuple[str, str], float]] = {}
         for name, one in zip(_modes(bills), bills):
-            column: dict[tuple[str, str], float] = {("", "wall"): one.wall_us}
+            column: dict[tuple[str, str], float] = {("facts", "wall_us"): one.wall_us}
             column |= {("cpu", part): us for part, us in one.parts.items()}
             column |= {("gpu", part): us for part, us in one.gpu.items()}
-            columns[name] = column | {("", fact): value for fact, value in one.facts().items()}
+            columns[name] = column | {("facts", fact): value for fact, value in one.facts().items()}
         table = pd.DataFrame(columns)
         table.index = pd.MultiIndex.from_tuples(table.index, names=["side", "part"])
         return table.reset_index()
