@@ -154,7 +154,7 @@ def _contents(path: Path) -> tuple[bytes | bytearray, list[str]]:
     return data, warnings
 
 
-def _gunzip(packed: bytes, name: str) -> tuple[bytearray, list[str]]:
+def _gunzip(packed: bytes | bytearray, name: str) -> tuple[bytearray, list[str]]:
     """Unpacks as much as is whole; gzip files may consist of several members."""
     text = bytearray()
     view = memoryview(packed)
@@ -410,9 +410,8 @@ class _Builder:
     def _starts(self, times: list[Any]) -> NDArray[np.float64]:
         if self.base is None:
             self.base = next((_exactly(t) for t in times if _finite(t)), Decimal(0))
-        if isinstance(times[0], float) and all(type(t) is float for t in times):
-            if abs(self.base) < Decimal(EXACT_BELOW_US):
-                return np.array(times, np.float64) - float(self.base)
+        if all(type(t) is float for t in times) and abs(self.base) < Decimal(EXACT_BELOW_US):
+            return np.array(times, np.float64) - float(self.base)
         base = self.base
         return np.array([float(_exactly(t) - base) if _finite(t) else np.nan for t in times], np.float64)
 
@@ -425,7 +424,7 @@ class _Builder:
         if not self.columns:
             what = ", ".join(f"{count:,} {label}" for label, count in self.skipped.items()) or "none at all"
             raise TimelineError(f"{source or 'the trace'} has no event with a duration (its events: {what})")
-        columns = [np.concatenate(parts) for parts in zip(*self.columns)]
+        columns: list[Any] = [np.concatenate(parts) for parts in zip(*self.columns)]
         columns = _repaired(columns, self.skipped)
         for label in ("unreadable", "without a time", "time or duration is no number", "negative duration"):
             if count := self.skipped.get(label):
@@ -433,12 +432,12 @@ class _Builder:
         for label in ("begin without an end", "end without a begin"):
             if count := self.skipped.get(label):
                 warnings.append(f"{count:,} events left out: {label}")
+        arrays: dict[str, Any] = dict(zip(_COLUMNS, columns))
         return RawTrace(
-            list(self.names),
-            list(self.categories),
-            [pid if pid is not None else "" for pid in self.pids],
-            [tid if tid is not None else "" for tid in self.tids],
-            *columns,
+            names=list(self.names),
+            categories=list(self.categories),
+            pids=["" if pid is None else pid for pid in self.pids],
+            tids=["" if tid is None else tid for tid in self.tids],
             base_us=self.base or Decimal(0),
             source=source,
             header=header,
@@ -448,10 +447,12 @@ class _Builder:
             skipped=dict(self.skipped),
             truncated=truncated,
             warnings=warnings,
+            **arrays,
         )
 
 
 _NO_ARGS = _Args()
+_COLUMNS = ("start_us", "dur_us", "name", "category", "pid", "tid", "correlation", "stream", "device")
 
 
 def _exactly(time: Any) -> Decimal:

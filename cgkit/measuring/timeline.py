@@ -45,8 +45,8 @@ class Timeline(Shown):
     - ``graph_launch``: for GPU work that a replay ran the row of the graph launch, else -1;
     - ``piece``, ``stage``: of our own runs ("" elsewhere).
 
-    ``steps``: DataFrame of ``step``, ``process``, ``start_us``, ``dur_us``, ``name``, ``thread``. ``about``: what is known
-    of the run. ``completeness``: how much of it is there, see :meth:`complete`.
+    ``steps``: DataFrame of ``step``, ``process``, ``start_us``, ``dur_us``, ``name``, ``thread``.
+    ``about``: what is known of the run. ``completeness``: how much of it is there, see :meth:`complete`.
     """
 
     def __init__(
@@ -282,11 +282,8 @@ def _oddities(events: pd.DataFrame) -> list[str]:
             "there are no CPU events: no kernel can be tied to a launch (was ProfilerActivity.CPU on?)"
         )
     kernels = events[events["kind"] == "kernel"]
-    if missing := int((kernels["launched_by"] < 0).sum()):
-        if cpu.any():
-            told.append(
-                f"the launches of {missing:,} kernels are not in the trace (they came before it began)"
-            )
+    if (missing := int((kernels["launched_by"] < 0).sum())) and cpu.any():
+        told.append(f"the launches of {missing:,} kernels are not in the trace (they came before it began)")
     shown = events[events["kind"] != "other"]
     start = shown["start_us"].to_numpy()
     if len(start) > 1:
@@ -295,7 +292,7 @@ def _oddities(events: pd.DataFrame) -> list[str]:
         largest = int(gap.argmax())
         if gap[largest] > 10e6:
             told.append(
-                f"nothing happens for {gap[largest] / 1e6:,.1f} s after {end[largest] / 1e6:,.3f} s: the clock jumps, or "
-                "the trace holds two runs"
+                f"nothing happens for {gap[largest] / 1e6:,.1f} s after {end[largest] / 1e6:,.3f} s: the clock jumps, "
+                "or the trace holds two runs"
             )
     return told

@@ -83,6 +83,9 @@ def _file(raw: RawTrace, number: int, offset_us: float, first: int, several: boo
     stream = np.where(gpu, stream, -1).astype(np.int32)
     call = np.flatnonzero(np.isin(kind, _CALLS))
     work = np.flatnonzero(np.isin(kind, _WORK))
+    if len(pids) > 1:
+        process, told = _guessed(process, kind, raw, call, work, device)
+        warnings += told
     tied = np.full(len(kind), -1, np.int64)
     tied[work] = ties.launched_by(kind, raw.correlation, process, raw.start_us, call, work)
     process = _processes_of_gpu(process, gpu, device, tied, len(pids))
@@ -125,7 +128,7 @@ def _processes(
     pids, count = np.unique(raw.pid[doing], return_counts=True)
     pids = pids[np.argsort(-count, kind="stable")]
     number = np.full(len(raw.pids), 0, np.int32)
-    ranked = sorted(pids.tolist(), key=lambda pid: str(raw.pids[pid]))
+    ranked = sorted(pids.tolist(), key=lambda pid: _by_number(raw.pids[pid]))
     number[ranked] = np.arange(len(ranked))
     if len(pids):
         others = np.setdiff1d(np.arange(len(raw.pids)), pids)
@@ -134,6 +137,34 @@ def _processes(
     if len(pids) > 1:
         process = np.where(gpu, -1, process).astype(np.int32)
     return process, [raw.pids[pid] for pid in ranked] or [""], []
+
+
+def _by_number(label: int | str) -> tuple[int, str]:
+    return (label, "") if isinstance(label, int) else (0, label)
+
+
+def _guessed(
+    process: NDArray[np.int32],
+    kind: NDArray[np.int8],
+    raw: RawTrace,
+    call: NDArray[np.int64],
+    work: NDArray[np.int64],
+    device: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], list[str]]:
+    """The process of GPU work whose id several processes of one file use: that of its device."""
+    calls = call[raw.correlation[call] > 0]
+    pairs = np.unique(np.column_stack([raw.correlation[calls], process[calls].astype(np.int64)]), axis=0)
+    ids, count = np.unique(pairs[:, 0], return_counts=True)
+    shared = work[np.isin(raw.correlation[work], ids[count > 1])]
+    if not len(shared):
+        return process, []
+    owners = ties.owners(kind, raw.correlation, process, raw.start_us, call, work, device)
+    process = process.copy()
+    process[shared] = [owners.get(one, -1) for one in device[shared].tolist()]
+    return process, [
+        f"{len(shared):,} pieces of GPU work carry ids that several processes of this file use: they were given to "
+        "the process that uses their device"
+    ]
 
 
 def _processes_of_gpu(
