@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from cgkit.measuring.roofline import Rates, Work, llama_work, measure_rates
 if TYPE_CHECKING:
     import pandas as pd
 
+    from cgkit.measuring.decode_bench import DecodeBench
     from cgkit.serving.llama import Llama, LlamaConfig
 
 BATCHES = (1, 4, 16, 32, 64, 128, 256, 512)
@@ -166,7 +167,7 @@ def crossover(
         ConfigError: an unknown shape, or no batches.
         CaptureError: ``device="cuda"`` without a GPU.
     """
-    from cgkit.measuring.decode_bench import DecodeBench, busy_in_a_child, timed
+    from cgkit.measuring.decode_bench import DecodeBench, busy_in_a_child
 
     shape = _shape(model, layers)
     ordered = sorted(set(batches))
@@ -175,11 +176,28 @@ def crossover(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with torch.no_grad():
         bench = DecodeBench(shape, ordered, device=device, context=context)
-        rates = measure_rates(device)
         bench.capture()
-        measured = {batch: timed(bench.steps(batch), repeats, bench.cuda) for batch in ordered}
     busy = busy_in_a_child(shape, ordered, context=context) if bench.cuda else {}
-    work = llama_work(shape, context, torch.bfloat16.itemsize if bench.cuda else torch.float32.itemsize)
+    return measure_crossover(bench, ordered, busy, repeats=repeats)
+
+
+def measure_crossover(
+    bench: DecodeBench,
+    batches: Sequence[int],
+    busy: Mapping[tuple[str, int], Mapping[str, Any]],
+    *,
+    repeats: int = 40,
+) -> Crossover:
+    """The measuring half of :func:`crossover`, on a bench that has captured ``batches`` (ascending) already.
+
+    ``busy``: what :func:`cgkit.measuring.decode_bench.busy` found, by mode and batch; empty without a GPU.
+    """
+    from cgkit.measuring.decode_bench import timed
+
+    with torch.no_grad():
+        rates = measure_rates(bench.device)
+        measured = {batch: timed(bench.steps(batch), repeats, bench.cuda) for batch in batches}
+    work = llama_work(bench.shape, bench.context, bench.runner.dtype.itemsize)
     rows = [
         {"mode": mode, "batch": batch, **times.row(), **(busy.get((mode, batch)) or {"gpu_busy_ms": None})}
         for batch, by_mode in measured.items()
@@ -187,13 +205,14 @@ def crossover(
     ]
     _predict(rows, rates, work, emulated=not bench.cuda)
     about = {
-        "model": shape.name if layers is None else f"{shape.name} with {layers} layers",
+        "model": bench.shape.name,
+        "layers": bench.shape.num_hidden_layers,
         "device": bench.device_name,
         "emulated": not bench.cuda,
-        "context_tokens": context,
+        "context_tokens": bench.context,
         "torch": torch.__version__,
     }
-    return Crossover(rows, ordered, rates, work, about)
+    return Crossover(rows, list(batches), rates, work, about)
 
 
 def _shape(model: Any, layers: int | None) -> LlamaConfig:

@@ -31,6 +31,8 @@ from cgkit.serving.weights import build_model, random_weights
 Step = Callable[[], Any]
 #: One turn of a row: steps that do not count, then steps that do.
 UNCOUNTED, COUNTED = 2, 8
+#: Steps in one profile, from which the GPU's busy time is taken.
+PROFILED = 4
 
 
 def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
@@ -62,6 +64,7 @@ class DecodeBench:
         device: str = "cuda",
         context: int = 256,
         sizes: Sequence[int] = (),
+        compiler: str = "inductor",
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise CaptureError(
@@ -74,6 +77,7 @@ class DecodeBench:
         config = CompilationConfig(
             cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
             cudagraph_capture_sizes=tuple(sorted({*sizes, *batches})),
+            compiler=compiler,
         )
         length = context + 64
         self.runner = Runner(
@@ -215,21 +219,24 @@ def busy_in_a_child(
 
 
 def busy(bench: DecodeBench, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """What the child measures: the median of five profiled steps of each row."""
+    """What the child measures: the mean of ``PROFILED`` steps of each row, in one profile."""
     from torch.profiler import ProfilerActivity, profile
 
     rows = []
     for batch in batches:
         for name, step in bench.steps(batch).items():
-            found = []
-            for _ in range(6):
-                with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+            for _ in range(2):
+                step()
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+                for _ in range(PROFILED):
                     step()
                     torch.cuda.synchronize()
-                kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
-                found.append((sum(e.time_range.elapsed_us() for e in kernels), len(kernels)))
-            us, count = sorted(found[1:])[2]
-            rows.append({"mode": name, "batch": batch, "gpu_busy_ms": us / 1e3, "gpu_nodes": count})
+            kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
+            ms = sum(e.time_range.elapsed_us() for e in kernels) / PROFILED / 1e3
+            rows.append(
+                {"mode": name, "batch": batch, "gpu_busy_ms": ms, "gpu_nodes": len(kernels) // PROFILED}
+            )
     return rows
 
 

@@ -3,7 +3,7 @@
 A step as it is, against the same step in a build with all events stripped. The stripped build is made
 from the very sources: every statement that only reports (``events.emit(...)``, ``if events.has_readers(...): ...``) is
 cut out of the syntax tree, the rest is compiled, and for the length of a turn the living functions get that
-code. So both arms have the same objects, the same memory and the same graphs, and turns follow one another in one process.
+code. So both arms have the same objects, the same memory and the same graphs, in one process, in turn.
 Functions whose code is the same without events (all of the replay path) are left alone; the result names the others.
 """
 
@@ -38,10 +38,10 @@ _Key = tuple[str, str, int]
 class _Stripper(ast.NodeTransformer):
     """Cuts out the statements that only report."""
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
         return ast.copy_location(ast.Pass(), node) if _asks(node.value, "emit") else node
 
-    def visit_If(self, node: ast.If) -> ast.AST:  # noqa: N802
+    def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
         reports = _asks(node.test, "has_readers") and not node.orelse
         return ast.copy_location(ast.Pass(), node) if reports else node

@@ -81,6 +81,16 @@ class LaunchOverhead(Shown):
 
         return pd.DataFrame(self.rows)
 
+    def facts(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON."""
+        return {**self.about, "rows": self.rows, "claims": list(CLAIMS), "missing": self.missing}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any], **about: Any) -> LaunchOverhead:
+        """Back from :meth:`facts`, for instance of a recording; ``about`` adds to what it says of itself."""
+        own = {k: v for k, v in facts.items() if k not in ("rows", "claims", "missing")}
+        return cls(facts["rows"], facts["missing"], own | about)
+
     def claims(self) -> pd.DataFrame:
         """The article's figures: ``what``, ``low_us``, ``high_us``, ``source``."""
         import pandas as pd
@@ -134,8 +144,8 @@ def measure_launch_overhead(
         rounds: samples of each case.
         nodes, guards, depths: the sizes to measure at. Guards and depths want a 0, from which ``over_none_us`` counts.
 
-    Source: the article's "一次 decode 步的 CPU 账单" (the CPU bill of one decode step) and "三段开销，三个对应的武器" (three
-    costs, three weapons), whose figures are in :data:`CLAIMS`.
+    Source: the article's "一次 decode 步的 CPU 账单" (the CPU bill of one decode step) and "三段开销，三个对应的武器"
+    (three costs, three weapons); its figures are in :data:`CLAIMS`.
     """
     cuda = torch.cuda.is_available()
     missing: list[str] = []
@@ -319,10 +329,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; returns ``frame``, ``rows``, ``claims``, ``missing`` and the machine."""
     found = measure_launch_overhead(rounds=args.rounds)
-    return {
-        **found.about,
-        "rows": found.rows,
-        "claims": list(CLAIMS),
-        "missing": found.missing,
-        "frame": found.to_frame(),
-    }
+    return {**found.facts(), "frame": found.to_frame()}

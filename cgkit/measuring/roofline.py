@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +78,7 @@ def measure_rates(device: str = "cuda", *, copy_bytes: int | None = None, side: 
     side = side or (8192 if cuda else 512)
     source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    copying = _best_seconds(lambda: target.copy_(source), cuda)
+    copying = _best_seconds(partial(target.copy_, source), cuda)
     del source, target
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)

@@ -52,7 +52,9 @@ def scrubbed(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slim(event: dict[str, Any], first: float) -> dict[str, Any]:
-    slim = {name: event[name] for name in ("ph", "cat", "name", "pid", "tid") if name in event}
+    slim: dict[str, Any] = {
+        name: event[name] for name in ("ph", "cat", "name", "pid", "tid") if name in event
+    }
     if event.get("ph") == "X":
         slim["ts"] = round(event["ts"] - first, 3)
         slim["dur"] = round(event.get("dur", 0.0), 3)

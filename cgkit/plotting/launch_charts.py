@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting.charts import _styled
 from cgkit.plotting.style import (
-    About,
     COMPILED,
     EAGER,
     INK,
@@ -20,6 +19,7 @@ from cgkit.plotting.style import (
     PADDING,
     SERIES,
     SHARED,
+    About,
     new_axes,
     put_title,
 )
@@ -68,7 +68,7 @@ def launch_costs(
             label=f"{len(costs):,} x {name}, median {median:,.1f} µs",
         )  # fmt: skip
         ax.axvline(median, ymax=1 / 1.42, color=colour, linewidth=1.6, linestyle="--" if hatch else "-")
-        top = max(top, float(counts.max()))
+        top = max(top, float(max(counts)))  # type: ignore[arg-type]
     ax.set_xscale("log")
     _plain_numbers(ax.xaxis, edges[0], edges[-1])
     ax.set_xlim(edges[0], edges[-1])
@@ -135,8 +135,8 @@ def launch_overhead(
 def against_nodes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """The host time of one graph launch against the number of nodes, and the same kernels launched one by one.
 
-    ``frame``: as :func:`launch_overhead` takes it; the rows of ``cudaGraphLaunch`` are drawn, and a straight line for as many
-    times the operator with an empty kernel.
+    ``frame``: as :func:`launch_overhead` takes it. Drawn are the rows of ``cudaGraphLaunch``, and a straight line for
+    as many times the operator with an empty kernel.
     """
     graphs = frame[frame["what"] == "cudaGraphLaunch"].sort_values("count")
     ax = new_axes(ax, 8.4, 3.2)
@@ -196,8 +196,9 @@ def crossover(
 ) -> Axes:
     """Time of a step against the batch size, measured and predicted, and where the GPU becomes the slower one.
 
-    ``frame``: ``mode``, ``batch``, ``wall_ms``, ``gpu_busy_ms`` (or None), ``roofline_ms``, ``predicted_ms``. ``crossings``: ``mode``,
-    ``measured_batch``, ``predicted_batch`` (0: from the smallest batch on; infinity: not within what was measured).
+    ``frame``: ``mode``, ``batch``, ``wall_ms``, ``gpu_busy_ms`` (or None), ``roofline_ms``, ``predicted_ms``.
+    ``crossings``: ``mode``, ``measured_batch``, ``predicted_batch`` (0: from the smallest batch on; infinity: not
+    within what was measured).
     """
     ax = new_axes(ax, 8.4, 4.2)
     batches = sorted(set(frame["batch"]))

@@ -1,0 +1,117 @@
+"""The crossover: its arithmetic on made-up curves, and a dry run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from cgkit.errors import ConfigError
+from cgkit.measuring import Crossover, crossover
+from cgkit.measuring.crossover import measured_crossing
+from cgkit.measuring.roofline import Rates, Work, llama_work, measure_rates
+from cgkit.serving.llama import PRESETS
+from cgkit.serving.weights import build_model, random_weights
+
+
+def rows(*points):
+    return [{"batch": batch, "cpu_ms": cpu, "gpu_busy_ms": busy} for batch, cpu, busy in points]
+
+
+def test_the_measured_crossing():
+    assert measured_crossing(rows((1, 4, 1), (4, 4, 2), (16, 4, 8))) == pytest.approx(
+        8
+    )  # halfway, by the logarithm
+    assert measured_crossing(rows((1, 4, 4), (16, 4, 8))) == 0
+    assert measured_crossing(rows((1, 4, 1), (16, 4, 2))) == math.inf
+    assert measured_crossing(rows((1, 4, None), (16, 4, 2))) is None
+    # back and forth: from the last crossing on it stays so
+    assert measured_crossing(rows((1, 4, 1), (2, 4, 5), (4, 4, 1), (8, 4, 16))) == pytest.approx(4 * 2**0.5)
+
+
+def test_the_roofline_and_its_inverse():
+    rates = Rates(1e12, 1e14, "bfloat16", "made up")
+    work = Work(weight_bytes=1e9, bytes_per_token=1e6, flop_per_token=1e9)
+    assert work.seconds(0, rates) == pytest.approx(1e-3)
+    assert work.seconds(1000, rates) == pytest.approx(10e-3)  # bound by FLOPs
+    for seconds in (1.05e-3, 2e-3, 0.5):
+        assert work.seconds(work.batch_at(seconds, rates), rates) == pytest.approx(seconds)
+    assert work.batch_at(0.5e-3, rates) == 0
+    assert Work(1e9, 0, 0).batch_at(1, rates) == math.inf
+
+
+def test_the_work_of_a_llama_counts_its_weights():
+    shape = PRESETS["tiny-llama"]
+    model = build_model(shape, random_weights(shape))
+    layers = sum(
+        p.numel() for name, p in model.named_parameters() if "layers" in name or "model.norm" in name
+    )
+    work = llama_work(shape, context=10, itemsize=2)
+    assert work.weight_bytes == 2 * layers
+    assert (
+        work.bytes_per_token == 2 * 10 * 2 * 2 * 16 * 4
+    )  # bytes, context, key and value, heads, size, layers
+
+
+def test_rates_are_of_this_machine():
+    rates = measure_rates("cpu", copy_bytes=2**22, side=128)
+    assert 1e8 < rates.copy_bytes_per_s < 1e13 and 1e7 < rates.matmul_flop_per_s < 1e15
+    assert rates.dtype == "float32" and rates.device == "cpu"
+
+
+@pytest.fixture(scope="module")
+def dry_run() -> Crossover:
+    return crossover("tiny-llama", [4, 1], device="cpu", context=16, layers=1, repeats=8)
+
+
+def test_a_dry_run_says_that_it_is_one(dry_run):
+    frame = dry_run.to_frame()
+    assert [(m, b) for b, m in zip(frame["batch"], frame["mode"])] == [
+        (mode, batch) for batch in (1, 4) for mode in ("eager", "compiled", "PIECEWISE", "FULL")
+    ]
+    assert (
+        frame["emulated"].all() and frame["gpu_busy_ms"].isna().all() and frame["launch_bound"].isna().all()
+    )
+    assert (frame["predicted_ms"] >= frame["roofline_ms"]).all()
+    crossings = dry_run.crossings()
+    assert crossings["measured_batch"].isna().all() and crossings["emulated"].all()
+    assert (crossings["predicted_batch"] > 0).all()
+    assert "dry run" in repr(dry_run)
+    title = dry_run.plot().get_figure().get_suptitle()
+    assert "emulated graphs: CPU figures, not a GPU's" in " ".join(title.split())
+
+
+def test_the_prediction_takes_the_hosts_time_from_the_smallest_batch(dry_run):
+    frame = dry_run.to_frame()
+    for _, one in frame.groupby("mode"):
+        host = one.loc[one["batch"] == 1, "cpu_ms"].iloc[0]
+        for row in one.to_dict("records"):
+            assert row["predicted_ms"] == pytest.approx(max(host, row["roofline_ms"]))
+
+
+def test_facts_come_back(dry_run):
+    again = Crossover.from_facts(json.loads(json.dumps(dry_run.facts())))
+    assert again.to_frame().equals(dry_run.to_frame()) and again.batches == [1, 4]
+    assert again.crossings().equals(dry_run.crossings())
+
+
+@pytest.mark.parametrize(
+    "wrong", [("no-shape", [1]), ("tiny-llama", []), ("tiny-llama", [0, 1]), (object(), [1])]
+)
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        crossover(*wrong, device="cpu")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_both_curves_are_measured():
+    found = crossover("tiny-llama", [1, 8], context=32, repeats=16)
+    frame = found.to_frame()
+    assert (
+        not frame["emulated"].any() and (frame["gpu_busy_ms"] > 0).all() and (frame["gpu_nodes"] >= 8).all()
+    )
+    host = frame[frame["batch"] == 1].set_index("mode")["cpu_ms"]
+    assert host["eager"] > host["PIECEWISE"] > host["FULL"]
+    eager = found.crossings().set_index("mode").loc["eager"]
+    assert eager["measured_batch"] == math.inf  # so small a model is launch-bound at any batch here
