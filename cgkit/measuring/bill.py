@@ -60,6 +60,8 @@ _IDLE = {
     "idle_sync": ("waiting",),
     "idle_elsewhere": ("runtime_other", "unexplained"),
 }
+#: A launch reaches an idle GPU within some tens of microseconds; far beyond, something else kept it.
+_LATE_US = 1000.0
 _MEANING = {
     "python": "Python, outside of operators",
     "dispatch": "inside operators, outside of calls",
@@ -397,6 +399,7 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
             *notes,
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
+    notes = [*notes, *_late(c, mine, window)]
     return Bill(
         wall_us=window.wall_us,
         parts={part: intervals.length(cpu[part]) for part in (*CPU_PARTS, "unexplained")},
@@ -416,6 +419,22 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
         about=timeline.about,
         notes=notes,
     )
+
+
+def _late(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> list[str]:
+    """Says so if the GPU begins long after the first launch although nothing in the trace keeps it."""
+    known = window.launched[c.tied[window.launched] >= 0]
+    if not len(known):
+        return []
+    first = known[c.start[known].argmin()]
+    delay = float(c.start[first] - c.end[c.tied[first]])
+    before = mine & c.is_work & (c.start < c.start[first]) & (c.end > c.end[c.tied[first]])
+    if delay < _LATE_US or before.any():
+        return []
+    return [
+        f"the GPU begins {delay:,.0f} us after the first launch returned, and nothing in the trace keeps it: earlier "
+        "work is probably missing, and the time counts as idle"
+    ]
 
 
 def _cpu_sets(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> dict[str, intervals.Set]:

@@ -7,6 +7,7 @@ CPU event names its pid, so they get the process of the call that launched them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ _GPU = np.array([CODE[kind] for kind in GPU_KINDS], np.int8)
 _WORK = np.array([CODE[kind] for kind in GPU_WORK], np.int8)
 _CALLS = np.array([CODE[kind] for kind in CALLS], np.int8)
 _OTHER = CODE["other"]
+#: The marks of our own runs; with two colons it would be one of our operators.
+_MARK = re.compile(r"^cgkit:(?!:)")
 
 
 @dataclass
@@ -332,7 +335,7 @@ def _pieces(table: pd.DataFrame) -> tuple[pd.Categorical, pd.Categorical]:
 
     n = len(table)
     names = table["name"].cat.categories
-    ours = np.array([str(name).startswith("cgkit:") for name in names], bool)
+    ours = np.array([_MARK.match(str(name)) is not None for name in names], bool)
     start, kind = table["start_us"].to_numpy(), table["kind"].cat.codes.to_numpy()
     cpu = ~np.isin(kind, _GPU) & (kind != _OTHER)
     code = table["name"].cat.codes.to_numpy()
