@@ -25,7 +25,8 @@ _GPU = np.array([CODE[kind] for kind in GPU_KINDS], np.int8)
 _WORK = np.array([CODE[kind] for kind in GPU_WORK], np.int8)
 _CALLS = np.array([CODE[kind] for kind in CALLS], np.int8)
 _OTHER = CODE["other"]
-_MARK = re.compile(r"cgkit:(?!:)")  # and no operator of the namespace cgkit ("cgkit::unified_attention...")
+#: The marks of our own runs; with two colons it would be one of our operators.
+_MARK = re.compile(r"^cgkit:(?!:)")
 
 
 @dataclass

@@ -249,7 +249,7 @@ def random_trace(cpu, gpu) -> Trace:
 
 
 @given(events, work)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_law_every_microsecond_is_billed_once_and_to_the_right_part(cpu, gpu):
     """Against a brute force that asks of each whole microsecond what covers it."""
     one = whole(random_trace(cpu, gpu).timeline())
@@ -271,7 +271,7 @@ def test_law_every_microsecond_is_billed_once_and_to_the_right_part(cpu, gpu):
 
 
 @given(events, work, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_law_the_order_of_events_in_the_file_means_nothing(cpu, gpu, random):
     trace = random_trace(cpu, gpu)
     before = whole(trace.timeline())
@@ -281,7 +281,7 @@ def test_law_the_order_of_events_in_the_file_means_nothing(cpu, gpu, random):
 
 
 @given(events, work, events, work)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_law_two_files_are_billed_as_if_each_were_alone(cpu_a, gpu_a, cpu_b, gpu_b):
     """Ranks with equal pids, threads, streams, devices and correlation ids, a file each."""
     texts = [random_trace(*one).text() for one in ((cpu_a, gpu_a), (cpu_b, gpu_b))]
@@ -295,7 +295,7 @@ def test_law_two_files_are_billed_as_if_each_were_alone(cpu_a, gpu_a, cpu_b, gpu
 
 
 @given(st.integers(0, 300), st.integers(1, 12), st.integers(0, 300), st.integers(1, 12), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_law_two_processes_in_one_file_are_kept_apart(start_a, kernels_a, start_b, kernels_b, graph):
     """Their ids are equal; each has a device of its own."""
     a, b = Trace(pid=100, device=0), Trace(pid=200, device=1)
