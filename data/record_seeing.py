@@ -6,7 +6,7 @@
 Each part runs in a process of its own: where the profiler has run, later launches cost more, and where
 ``reduce-overhead`` has recorded, other graphs must not be replayed. All of them build and compile their models at the
 same time, then wait; what is measured is measured by one after the other. What is done is written at once, and
-the manifest with it, so that a run that is cut short leaves what it had. COMMIT names the commit if this is no git checkout.
+the manifest with it: a run that is cut short leaves what it had. COMMIT names the commit if this is no checkout.
 """
 
 from __future__ import annotations
