@@ -423,10 +423,9 @@ def crossover(args: argparse.Namespace) -> Callable[[], None]:
     def measure() -> None:
         path = Path(args.scratch) / f"busy-{args.shape}.json"
         rows = json.loads(path.read_text()) if path.exists() else []
-        busy = {(row.pop("mode"), row.pop("batch")): row for row in rows}
-        if args.device == "cuda" and not busy:
+        if args.device == "cuda" and not rows:
             say("GPU busy time", "the traces part did not get so far")
-        found = measure_crossover(bench, batches, busy, repeats=args.repeats)
+        found = measure_crossover(bench, batches, lambda: rows, repeats=args.repeats)
         what = "a decode step by batch and mode: wall, CPU and GPU busy time, and the roofline's prediction"
         write_json(args, f"crossover-{args.shape}", found.facts(), what, kind="crossover", model=args.shape)
 

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         busy: dict[tuple[str, int], dict[str, Any]] = {}
         if args.device == "cuda":
-            busy = busy_in_a_child(shape_of(args.shape, args.layers), args.batches, context=args.context)
+            found = busy_in_a_child(shape_of(args.shape, args.layers), args.batches, context=args.context)
+            busy = {(row["mode"], row["batch"]): row for row in found}
         bench = _Bench(args, busy)
         recording = bench.recording()
         rows = [row for batch in args.batches for row in bench.batch(batch)]

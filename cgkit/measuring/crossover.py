@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from cgkit.display import Shown
 from cgkit.errors import ConfigError
-from cgkit.measuring.roofline import Rates, Work, llama_work, measure_rates
+from cgkit.measuring.roofline import Rates, Work, measure_rates
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from cgkit.measuring.decode_bench import DecodeBench
-    from cgkit.serving.llama import Llama, LlamaConfig
+    from cgkit.config import CompilationConfig
+    from cgkit.measuring.decode_bench import StepBench
+    from cgkit.serving.llama import LlamaConfig
 
 BATCHES = (1, 4, 16, 32, 64, 128, 256, 512)
 
@@ -141,78 +143,97 @@ def measured_crossing(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def crossover(
-    model: str | LlamaConfig | Llama,
+    model: str | LlamaConfig | nn.Module,
     batches: Sequence[int] = BATCHES,
     *,
+    make_inputs: Callable[[int], Any] | None = None,
+    config: CompilationConfig | None = None,
+    metadata: Any = None,
+    dynamic_arg_dims: Any = None,
     device: str | None = None,
     context: int = 256,
     layers: int | None = None,
     repeats: int = 40,
 ) -> Crossover:
-    """Measures a decode step of a Llama shape at each batch size and in each mode, and predicts the same.
+    """Measures a step at each batch size and in each mode, and predicts the same.
 
-    The weights are random: their values do not change the times. The GPU's busy time comes from a profiler in a
-    process of its own. On a CPU everything runs emulated and small: a dry run, labelled so, with no busy time and so
-    no measured crossing.
+    Of a Llama (a shape's name, a configuration, or a model of :mod:`cgkit.serving`) it is a decode step up to the last
+    norm, with random weights: their values do not change the times. With any other model, give ``make_inputs``.
+    On a CPU everything runs emulated: a dry run, labelled so, with no GPU busy time and so no measured crossing.
+
+    The GPU's busy time comes from a profiler: for a Llama in a process of its own, for your own model in this process,
+    at the end, after which launches cost more here (:func:`cgkit.measuring.profile_step`).
 
     Args:
-        model: a shape's name (:data:`cgkit.serving.llama.PRESETS`), a configuration, or a model that has one.
-        batches: requests, each with one new token.
-        device: "cuda" or "cpu"; None: the GPU if there is one.
-        context: tokens in the KV cache of each request.
-        layers: fewer layers than the shape has.
+        model: see above.
+        batches: tokens in a step; of a Llama requests, each with one new token.
+        make_inputs: batch -> the arguments of a call (a tensor, a tuple, or a dict of keywords).
+        config: of your own model: splitting operators, compiler. Graph mode and sizes are set here.
+        metadata: of your own model: the steps' ``attn_metadata``, or a function of the ``BatchDescriptor``.
+        dynamic_arg_dims: of your own model: as :func:`cgkit.trace` takes it.
+        device: of a Llama: "cuda" or "cpu"; None: the GPU if there is one. Your own model stays where it is.
+        context: of a Llama: tokens in the KV cache of each request.
+        layers: of a Llama: fewer layers than the shape has.
         repeats: counted steps of each row.
 
     Raises:
-        ConfigError: an unknown shape, or no batches.
+        ConfigError: an unknown shape, no batches, or a model without ``make_inputs``.
         CaptureError: ``device="cuda"`` without a GPU.
     """
-    from cgkit.measuring.decode_bench import DecodeBench, busy_in_a_child
+    from cgkit.measuring.decode_bench import DecodeBench, busy, busy_in_a_child
 
-    shape = _shape(model, layers)
     ordered = sorted(set(batches))
     if not ordered or ordered[0] < 1:
         raise ConfigError(f"batches={list(batches)!r}: give batch sizes of 1 or more")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if make_inputs is not None:
+        from cgkit.measuring.module_bench import ModuleBench
+
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"make_inputs goes with an nn.Module, not with {model!r}")
+        own = ModuleBench(
+            model, make_inputs, ordered, config=config, metadata=metadata, dynamic_arg_dims=dynamic_arg_dims
+        )
+        own.capture()
+        found = measure_crossover(
+            own, ordered, (lambda: busy(own, ordered)) if own.cuda else None, repeats=repeats
+        )
+        own.free()
+        return found
+    shape = _shape(model, layers)
     with torch.no_grad():
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         bench = DecodeBench(shape, ordered, device=device, context=context)
         bench.capture()
-    busy = busy_in_a_child(shape, ordered, context=context) if bench.cuda else {}
-    return measure_crossover(bench, ordered, busy, repeats=repeats)
+    in_child = (lambda: busy_in_a_child(shape, ordered, context=context)) if bench.cuda else None
+    return measure_crossover(bench, ordered, in_child, repeats=repeats)
 
 
 def measure_crossover(
-    bench: DecodeBench,
+    bench: StepBench,
     batches: Sequence[int],
-    busy: Mapping[tuple[str, int], Mapping[str, Any]],
+    busy: Callable[[], Sequence[dict[str, Any]]] | None,
     *,
     repeats: int = 40,
 ) -> Crossover:
     """The measuring half of :func:`crossover`, on a bench that has captured ``batches`` (ascending) already.
 
-    ``busy``: what :func:`cgkit.measuring.decode_bench.busy` found, by mode and batch; empty without a GPU.
+    ``busy``: gives the rows of :func:`cgkit.measuring.decode_bench.busy`; called last. None without a GPU.
     """
     from cgkit.measuring.decode_bench import timed
 
     with torch.no_grad():
         rates = measure_rates(bench.device)
+        work = bench.work()
         measured = {batch: timed(bench.steps(batch), repeats, bench.cuda) for batch in batches}
-    work = llama_work(bench.shape, bench.context, bench.runner.dtype.itemsize)
+        profiled = {(row["mode"], row["batch"]): row for row in busy()} if busy is not None else {}
     rows = [
-        {"mode": mode, "batch": batch, **times.row(), **(busy.get((mode, batch)) or {"gpu_busy_ms": None})}
+        {"mode": mode, "batch": batch, **times.row(), "gpu_busy_ms": None, **profiled.get((mode, batch), {})}
         for batch, by_mode in measured.items()
         for mode, times in by_mode.items()
     ]
     _predict(rows, rates, work, emulated=not bench.cuda)
-    about = {
-        "model": bench.shape.name,
-        "layers": bench.shape.num_hidden_layers,
-        "device": bench.device_name,
-        "emulated": not bench.cuda,
-        "context_tokens": bench.context,
-        "torch": torch.__version__,
-    }
-    return Crossover(rows, list(batches), rates, work, about)
+    about = {"device": bench.device_name, "emulated": not bench.cuda, "torch": torch.__version__}
+    return Crossover(rows, list(batches), rates, work, bench.about() | about)
 
 
 def _shape(model: Any, layers: int | None) -> LlamaConfig:
@@ -224,8 +245,8 @@ def _shape(model: Any, layers: int | None) -> LlamaConfig:
     shape = getattr(model, "config", model)
     if not isinstance(shape, LlamaConfig):
         raise ConfigError(
-            f"crossover measures a decode step of a Llama, not {type(model).__name__}: give a shape's name, a "
-            "LlamaConfig (LlamaConfig.from_hf takes one of transformers) or a cgkit Llama"
+            f"{type(model).__name__} is no Llama of cgkit: give make_inputs=lambda batch: (its arguments), or a "
+            "shape's name, or a LlamaConfig (LlamaConfig.from_hf takes one of transformers)"
         )
     return shape.scaled(num_hidden_layers=layers) if layers else shape
 

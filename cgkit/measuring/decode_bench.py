@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError, ConfigError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.measuring.roofline import Work, llama_work
 from cgkit.serving.llama import PRESETS, LlamaConfig, RopeScaling
 from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
@@ -44,6 +45,23 @@ def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
     if name not in PRESETS:
         raise ConfigError(f"there is no shape {name!r}; use one of {', '.join(sorted(PRESETS))}")
     return PRESETS[name].scaled(num_hidden_layers=layers) if layers else PRESETS[name]
+
+
+class StepBench(Protocol):
+    """What can be timed in every mode: :class:`DecodeBench`, or a model of somebody's own."""
+
+    device: str
+    cuda: bool
+    device_name: str
+
+    def steps(self, batch: int) -> dict[str, Step]:
+        """The step of each mode."""
+
+    def work(self) -> Work:
+        """What a step must move and compute at least."""
+
+    def about(self) -> dict[str, Any]:
+        """Model and settings."""
 
 
 class DecodeBench:
@@ -130,6 +148,15 @@ class DecodeBench:
             "FULL": routed(CUDAGraphMode.FULL, BatchDescriptor(batch, True)),
         }
 
+    def work(self) -> Work:
+        """What a step must move and compute at least."""
+        return llama_work(self.shape, self.context, self.runner.dtype.itemsize)
+
+    def about(self) -> dict[str, Any]:
+        """What a measurement says of itself."""
+        layers = self.shape.num_hidden_layers
+        return {"model": self.shape.name, "layers": layers, "context_tokens": self.context}
+
     def reduce_overhead_step(self, batch: int) -> Step:
         """``torch.compile(mode="reduce-overhead")`` with the same attention inside, run until it has recorded.
 
@@ -201,7 +228,7 @@ def timed(
 
 def busy_in_a_child(
     shape: LlamaConfig, batches: Sequence[int], *, context: int = 256
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """``gpu_busy_ms`` (sum of kernel times) and ``gpu_nodes`` of a step, by mode and batch.
 
     In a process of its own: once the profiler has run, every later graph launch of the process costs more.
@@ -215,10 +242,10 @@ def busy_in_a_child(
         raise CaptureError(
             f"the profiling child failed with exit status {done.returncode}; see its output above"
         )
-    return {(row.pop("mode"), row.pop("batch")): row for row in json.loads(done.stdout.splitlines()[-1])}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def busy(bench: DecodeBench, batches: Sequence[int]) -> list[dict[str, Any]]:
+def busy(bench: StepBench, batches: Sequence[int]) -> list[dict[str, Any]]:
     """What the child measures: the mean of ``PROFILED`` steps of each row, in one profile."""
     from torch.profiler import ProfilerActivity, profile
 

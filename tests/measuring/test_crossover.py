@@ -6,13 +6,17 @@ import json
 import math
 
 import pytest
+import torch
+from torch import nn
 
+from cgkit.config import CompilationConfig
 from cgkit.errors import ConfigError
 from cgkit.measuring import Crossover, crossover
 from cgkit.measuring.crossover import measured_crossing
 from cgkit.measuring.roofline import Rates, Work, llama_work, measure_rates
 from cgkit.serving.llama import PRESETS
 from cgkit.serving.weights import build_model, random_weights
+from cgkit.splitting import register_op
 
 
 def rows(*points):
@@ -102,6 +106,35 @@ def test_facts_come_back(dry_run):
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ConfigError):
         crossover(*wrong, device="cpu")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.empty(x.shape[0], 16, dtype=x.dtype, device=x.device)
+        torch.ops.cgkit_crossover.relu_into(self.one(x), hidden)
+        return self.two(hidden)
+
+
+def relu_into(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x.relu())
+
+
+@pytest.mark.parametrize("ops", [("cgkit_crossover::relu_into",), ()], ids=["cut", "whole"])
+def test_anybodys_model(ops):
+    register_op("relu_into", relu_into, ["out"], namespace="cgkit_crossover")
+    model = Model()
+    config = CompilationConfig(splitting_ops=ops, compiler="eager")
+    found = crossover(model, [1, 4], make_inputs=lambda n: torch.ones(n, 8), config=config, repeats=8)
+    frame = found.to_frame()
+    modes = {"eager", "compiled", "FULL"} | ({"PIECEWISE"} if ops else set())
+    assert set(frame["mode"]) == modes and (frame["wall_ms"] > 0).all() and frame["emulated"].all()
+    assert found.work.weight_bytes == 4 * (8 * 16 + 16 + 16 * 8 + 8)
+    assert found.work.flop_per_token == 2 * (8 * 16 + 16 * 8)
+    assert found.about["model"] == "Model" and not any(vars(m).get("forward") for m in model.modules())
 
 
 @pytest.mark.gpu
