@@ -267,10 +267,15 @@ def busy(bench: StepBench, batches: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
+def shape_from_json(text: str) -> LlamaConfig:
+    """What ``json.dumps(asdict(shape))`` made of a shape."""
+    fields = json.loads(text)
+    scaling, stop = fields.pop("rope_scaling"), tuple(fields.pop("eos_token_ids"))
+    return LlamaConfig(**fields, eos_token_ids=stop, rope_scaling=scaling and RopeScaling(**scaling))
+
+
 def _child() -> None:
-    fields = json.loads(sys.argv[1])
-    scaling = fields.pop("rope_scaling")
-    shape = LlamaConfig(**fields, rope_scaling=scaling and RopeScaling(**scaling))
+    shape = shape_from_json(sys.argv[1])
     context, *batches = map(int, sys.argv[2:])
     with torch.no_grad():
         bench = DecodeBench(shape, batches, context=context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from cgkit.config import CompilationConfig
 from cgkit.errors import ConfigError
 from cgkit.measuring import Crossover, crossover
 from cgkit.measuring.crossover import measured_crossing
+from cgkit.measuring.decode_bench import shape_from_json
 from cgkit.measuring.roofline import Rates, Work, llama_work, measure_rates
 from cgkit.serving.llama import PRESETS
 from cgkit.serving.weights import build_model, random_weights
@@ -56,6 +58,11 @@ def test_the_work_of_a_llama_counts_its_weights():
     assert (
         work.bytes_per_token == 2 * 10 * 2 * 2 * 16 * 4
     )  # bytes, context, key and value, heads, size, layers
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_shape_reaches_the_profiling_child_whole(name):
+    assert shape_from_json(json.dumps(asdict(PRESETS[name]))) == PRESETS[name]
 
 
 def test_rates_are_of_this_machine():
