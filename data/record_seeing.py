@@ -59,7 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prepare-s", type=float, default=130.0, help="measure who is ready after so many seconds"
     )
-    parser.add_argument("--limit-s", type=float, default=280.0, help="begin no part after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="begin no part after so many seconds")
     parser.add_argument(
         "--parts", nargs="+", default=None, help="only these: traces last launch crossover memory"
     )
@@ -302,7 +302,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     gpu = args.device == "cuda"
-    options = [word for word in sys.argv[1:] if word != str(args.outdir)]
+    options = [word for word in sys.argv[1:] if Path(word) != args.outdir]
     found = {
         "command": " ".join(["python data/record_seeing.py OUTDIR", *options]),
         "commit": os.environ.get("COMMIT")

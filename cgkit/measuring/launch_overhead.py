@@ -253,6 +253,7 @@ def _triton(missing: list[str]) -> Iterator[Case]:
 def _graphs(nodes: Sequence[int]) -> Iterator[Case]:
     """A graph of n small kernels, launched once with the GPU idle, as a decode step launches it."""
     one = torch.zeros(1, device="cuda")
+    one.add_(0)  # loads the kernel: that may not happen while recording
     for count in nodes:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
