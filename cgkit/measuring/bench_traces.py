@@ -105,8 +105,8 @@ def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: i
 def compare(path: str, hta_python: str = sys.executable) -> pd.DataFrame:
     """What each finds in one trace, a row a quantity (``trace``, ``quantity``).
 
-    ``cgkit``: all that there is; ``cgkit_like_hta``: with HTA's restrictions applied; ``hta``; ``hta_unrounded``: with its
-    rounding to whole microseconds switched off. Why they differ: :mod:`cgkit.measuring.launches`.
+    ``cgkit``: all that there is; ``cgkit_like_hta``: with HTA's restrictions applied; ``hta``; ``hta_unrounded``:
+    with its rounding to whole microseconds switched off. Why they differ: :mod:`cgkit.measuring.launches`.
     """
     import pandas as pd
 
