@@ -135,9 +135,11 @@ def compare(path: str, hta_python: str = sys.executable) -> pd.DataFrame:
     for name in ("kernels", "launch_us", "run_us"):
         count = name == "kernels"
         row(
-            {"kernels": "works with a launch", "launch_us": "time of their launches", "run_us": "run time"}[
-                name
-            ],
+            {
+                "kernels": "GPU works with a launch",
+                "launch_us": "us in these launches",
+                "run_us": "us they run",
+            }[name],
             len(all_of)
             if count
             else _launch_time(all_of)
