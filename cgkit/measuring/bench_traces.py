@@ -105,8 +105,8 @@ def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: i
 def compare(path: str, hta_python: str = sys.executable) -> pd.DataFrame:
     """What each finds in one trace, a row a quantity (``trace``, ``quantity``).
 
-    ``cgkit``: all that there is; ``cgkit_like_hta``: with HTA's restrictions applied; ``hta``; ``hta_unrounded``: with its
-    rounding to whole microseconds switched off. Why they differ: :mod:`cgkit.measuring.launches`.
+    ``cgkit``: all that there is; ``cgkit_like_hta``: with HTA's restrictions applied; ``hta``; ``hta_unrounded``:
+    with its rounding to whole microseconds switched off. Why they differ: :mod:`cgkit.measuring.launches`.
     """
     import pandas as pd
 
@@ -135,9 +135,11 @@ def compare(path: str, hta_python: str = sys.executable) -> pd.DataFrame:
     for name in ("kernels", "launch_us", "run_us"):
         count = name == "kernels"
         row(
-            {"kernels": "works with a launch", "launch_us": "time of their launches", "run_us": "run time"}[
-                name
-            ],
+            {
+                "kernels": "GPU works with a launch",
+                "launch_us": "us in these launches",
+                "run_us": "us they run",
+            }[name],
             len(all_of)
             if count
             else _launch_time(all_of)
