@@ -26,6 +26,7 @@ _WHERE = {
     "forward_context": "BatchDescriptor ForwardContext set_forward_context get_forward_context CaptureLock",
     "counters": "compilation_counter CompilationCounter",
     "errors": "CgkitError",
+    "measuring": "Timeline crossover measure_launch_overhead profile_step",
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
     "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
@@ -63,6 +64,12 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         ForwardContext,
         get_forward_context,
         set_forward_context,
+    )
+    from cgkit.measuring import (  # type: ignore[no-redef]
+        Timeline,
+        crossover,
+        measure_launch_overhead,
+        profile_step,
     )
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile

@@ -66,3 +66,7 @@ class RecordingError(CgkitError, LookupError):
 
 class ServingError(CgkitError, ValueError):
     """A request or a model cannot be served as asked."""
+
+
+class TimelineError(CgkitError, ValueError):
+    """A trace cannot be read, or it does not hold what was asked for."""

@@ -13,6 +13,7 @@ from cgkit.plotting.charts import (
     padding_steps,
 )
 from cgkit.plotting.folding import fold
+from cgkit.plotting.launch_charts import against_nodes, crossover, launch_costs, launch_overhead
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
@@ -21,11 +22,15 @@ from cgkit.plotting.tables import human_bytes, table, text_table
 __all__ = [
     "About",
     "Picture",
+    "against_nodes",
     "capture_seconds",
     "compile_times",
     "counters",
+    "crossover",
     "fold",
     "human_bytes",
+    "launch_costs",
+    "launch_overhead",
     "memory_charts",
     "ms_per_token",
     "padding_charts",

@@ -107,6 +107,34 @@ def compilation_counter(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def launch_overhead(artefact: Any) -> str:
+    """Every case beside the claims, then the numbers, then what was not measured."""
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in artefact.missing)
+    rest = f"<p>not measured:</p><ul>{missing}</ul>" if missing else ""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.to_frame(), rows=8), rest)
+
+
+def crossover(artefact: Any) -> str:
+    """Both curves of each mode, and where they cross."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.crossings(), rows=8))
+
+
+def bill_card(artefact: Any) -> str:
+    """Where the wall time went: two bars, and the table behind them."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.table(), rows=40))
+
+
+def timeline_card(artefact: Any) -> str:
+    """How complete it is, the steps, and the events by kind."""
+    events = artefact.to_frame()
+    kinds = (
+        events.groupby("kind", observed=True)["dur_us"].agg(events="count", longest_us="max").reset_index()
+    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in artefact.complete())
+    steps = table(artefact.steps.drop(columns=["thread"], errors="ignore"), rows=6)
+    return _card(artefact, f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -121,6 +149,10 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Padding": measured,
     "PoolPrediction": measured,
     "Waterfall": measured,
+    "Crossover": crossover,
+    "LaunchOverhead": launch_overhead,
+    "Timeline": timeline_card,
+    "Bill": bill_card,
 }
 
 for _name, _render in RENDERERS.items():

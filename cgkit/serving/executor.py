@@ -10,11 +10,11 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
-from cgkit import events
+from cgkit import events, marks
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
 from cgkit.capturing.dispatcher import Route
 from cgkit.capturing.platform import GraphPlatform
@@ -63,6 +63,7 @@ class Executor:
         self.captured: CapturedGraphs | None = None
         self.forward: Callable[..., torch.Tensor] = model
         self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
+        marks.register(self)
 
     # --- sizes -----------------------------------------------------------------------------------
 
@@ -152,6 +153,16 @@ class Executor:
             captured.pool_bytes.reserved / 2**20,
             captured.peak_allocated_bytes / 2**20,
         )
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks the levels that have no pieces, and what lies between pieces; see :mod:`cgkit.marks`."""
+        level, facts = self.config.level, {"model": type(self.model).__name__}
+        if level is CompilationLevel.NO_COMPILATION:
+            marks.mark_modules(self.model, marker, undo, **facts, mode="eager")
+        stage = "forward"
+        if level is CompilationLevel.DYNAMO_AS_IS and self.is_compiled:
+            stage, facts["mode"] = "compiled", "torch.compile"
+        marks.swap_attribute(self, "forward", marker.function(self.forward, stage, **facts), undo)
 
     def release(self) -> None:
         """Frees the recorded graphs; steps run compiled, without graphs, until they are recorded again."""

@@ -23,6 +23,7 @@ from cgkit.torch_hooks.dynamo import (
     fake_example,
     forget_code,
     in_tracing_context,
+    is_compiled,
     lean_global,
     mark_dynamic,
     original_of_compiled,
@@ -73,6 +74,7 @@ from cgkit.torch_hooks.operators import (
     run_cpu_kernel,
     written_arguments,
 )
+from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
     free_symbol_names,
@@ -123,6 +125,7 @@ __all__ = [
     "inductor_cache_dir",
     "inductor_options",
     "inductor_state",
+    "is_compiled",
     "is_composite",
     "is_fake",
     "lean_global",
@@ -137,6 +140,8 @@ __all__ = [
     "plain_symbol_name",
     "pool_blocks",
     "pool_segments",
+    "profiler_range",
+    "profiler_runs",
     "quiet_loggers",
     "register_bytecode_hook",
     "register_fake_in",
