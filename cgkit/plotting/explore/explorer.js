@@ -1,0 +1,590 @@
+// The explorer: toolbar, overview, canvas, panel; what the mouse and the keys do.
+
+const HELP = [
+  ["drag, ← →", "move"], ["wheel after a click, or Ctrl + wheel, + −", "zoom"], ["↑ ↓", "scroll the rows"],
+  ["0", "everything"], ["F", "zoom to the selected event"], ["/", "search"], ["N, Shift + N", "next, previous match"],
+  ["Enter", "from a kernel to its launch and back"], [", and .", "previous, next event of the row"],
+  ["Shift + ↑ ↓", "event of the row above, below"], ["click on a label", "fold or unfold its rows"], ["Esc", "nothing selected"],
+];
+
+async function mount(element, bytes, { height = 440 } = {}) {
+  const data = await readBlock(bytes);
+  return new Explorer(element, data, height);
+}
+
+class Explorer {
+  constructor(element, data, height) {
+    Object.assign(this, { data, height });
+    this.state = { left: 0, right: data.end, scroll: 0, selected: -1, hit: null };
+    this.found = [];
+    this.at = -1;
+    this.by = data.head.has_pieces ? "piece" : "kind";
+    this.build(element);
+    this.painter = new Painter(this.canvas, data);
+    this.listen();
+    this.setTheme();
+    this.resize();
+    this.describe();
+  }
+
+  // ---- the elements
+
+  build(element) {
+    const root = (this.root = add(element, "div", { class: "cgx", "data-ready": "" }));
+    const bar = add(root, "div", { class: "cgx-bar", role: "toolbar", "aria-label": "Timeline" });
+    this.search = add(bar, "input", { type: "search", placeholder: "search names", "aria-label": "Search event names" });
+    this.matches = add(bar, "output", { class: "cgx-count", "aria-live": "polite" });
+    this.button(bar, "‹", "Previous match", () => this.step(-1));
+    this.button(bar, "›", "Next match", () => this.step(1));
+    add(bar, "span", { class: "cgx-space" });
+    if (this.data.head.steps.length > 1) this.stepChoice(bar);
+    if (this.data.head.has_pieces) this.colourChoice(bar);
+    this.button(bar, "−", "Zoom out", () => this.zoom(1.6));
+    this.button(bar, "+", "Zoom in", () => this.zoom(1 / 1.6));
+    this.button(bar, "all", "Show everything", () => this.show(0, this.data.end));
+    this.helpButton = this.button(bar, "?", "Keys", () => this.toggleHelp());
+    this.helpBox = add(root, "dl", { class: "cgx-help", hidden: "" });
+    for (const [keys, what] of HELP) {
+      const pair = add(this.helpBox, "div");
+      add(pair, "dt", {}, keys);
+      add(pair, "dd", {}, what);
+    }
+    this.overview = add(root, "canvas", { class: "cgx-overview", "aria-hidden": "true" });
+    const stage = add(root, "div", { class: "cgx-stage" });
+    this.canvas = add(stage, "canvas", { class: "cgx-canvas", tabindex: "0", role: "application" });
+    this.canvas.setAttribute("aria-label", `Interactive timeline. ${this.summary()} Press question mark for the keys.`);
+    this.tip = add(stage, "div", { class: "cgx-tip", role: "tooltip", hidden: "" });
+    this.range = add(root, "div", { class: "cgx-range" });
+    this.legend = add(root, "div", { class: "cgx-legend", "aria-label": "Colours" });
+    this.panel = add(root, "div", { class: "cgx-panel", "aria-live": "polite" });
+  }
+
+  button(parent, text, label, act) {
+    const button = add(parent, "button", { type: "button", title: label, "aria-label": label }, text);
+    button.addEventListener("click", act);
+    return button;
+  }
+
+  stepChoice(bar) {
+    const choice = add(bar, "select", { "aria-label": "Step" });
+    add(choice, "option", { value: "-1" }, `all ${this.data.head.steps.length} steps`);
+    this.data.head.steps.forEach((step, i) => add(choice, "option", { value: i }, step.name));
+    choice.addEventListener("change", () => {
+      const step = this.data.head.steps[choice.value];
+      if (step) this.show(step.start - 0.01 * step.dur, step.start + 1.01 * step.dur);
+      else this.show(0, this.data.end);
+    });
+  }
+
+  colourChoice(bar) {
+    const choice = add(bar, "select", { "aria-label": "Colour kernels by" });
+    add(choice, "option", { value: "piece" }, "colour: piece");
+    add(choice, "option", { value: "kind" }, "colour: kind of kernel");
+    choice.addEventListener("change", () => {
+      this.by = choice.value;
+      this.setTheme();
+    });
+  }
+
+  summary() {
+    const { data } = this;
+    const gpu = data.head.groups.filter((group) => group.side === "gpu").length;
+    const streams = `${gpu} GPU ${gpu === 1 ? "stream" : "streams"}`;
+    return `${data.count.toLocaleString("en")} events over ${duration(data.end)}, ${streams}.`;
+  }
+
+  // ---- looks
+
+  setTheme() {
+    const dark = isDark();
+    this.root.dataset.theme = dark ? "dark" : "light";
+    const css = getComputedStyle(this.root);
+    const colours = {};
+    for (const name of ["paper", "ink", "soft", "line", "grid", "accent"]) {
+      colours[name] = css.getPropertyValue(`--cgx-${name}`).trim();
+    }
+    this.painter.theme(colours, dark, this.by);
+    this.drawLegend(dark);
+    this.redrawOverview = true;
+    this.request();
+  }
+
+  drawLegend(dark) {
+    this.legend.replaceChildren();
+    const used = new Set(this.data[`paint_${this.by}`]);
+    const seen = new Set();
+    const entry = (paint) => {
+      if (seen.has(paint.label)) return;
+      seen.add(paint.label);
+      const item = add(this.legend, "span");
+      const swatch = add(item, "canvas", { width: 22, height: 13, "aria-hidden": "true" });
+      const pen = swatch.getContext("2d");
+      const colour = (dark && paint.dark) || paint.colour;
+      for (const fill of [colour, paint.hatch && hatching(pen, paint.hatch, inkOn(colour))]) {
+        if (!fill) continue;
+        pen.fillStyle = fill;
+        pen.fillRect(0, 0, 22, 13);
+      }
+      add(item, "span", {}, paint.label);
+    };
+    const paints = this.painter.palette.filter((_, p) => used.has(p));
+    const pieces = paints.filter((paint) => paint.label.startsWith("piece "));
+    paints.filter((paint) => !pieces.includes(paint)).forEach(entry);
+    pieces.slice(0, 4).forEach(entry);
+    if (pieces.length > 4) add(this.legend, "span", {}, `and ${pieces.length - 4} more pieces`);
+    new Set(this.data.gap_cause).forEach((cause) => entry(this.data.head.gap_paints[cause]));
+  }
+
+  resize() {
+    const width = Math.max(this.root.clientWidth - 2, 320);
+    const height = Math.min(this.height, Math.max(this.painter.contentHeight + AXIS, 150));
+    this.painter.resize(width, height, window.devicePixelRatio || 1);
+    this.redrawOverview = true;
+    this.request();
+  }
+
+  request() {
+    if (this.asked) return;
+    this.asked = requestAnimationFrame(() => {
+      this.asked = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (!this.painter.colours) return;
+    const { state, data } = this;
+    this.painter.draw(state);
+    this.drawOverview();
+    const columns = this.painter.inColumns;
+    const merged = columns
+      ? ` · ${columns.toLocaleString("en")} events here are shorter than a pixel: a column's height is the share of its time that they fill`
+      : "";
+    this.range.textContent = `${duration(state.right - state.left)} of ${duration(data.end)}${merged}`;
+    Object.assign(this.root.dataset, { left: state.left, right: state.right, selected: state.selected, merged: columns });
+    this.root.dataset.ready = "yes";
+  }
+
+  // How busy the GPUs were over the whole trace, and which part of it is shown.
+  drawOverview() {
+    const { overview, painter, data } = this;
+    const { width, ratio, colours } = painter;
+    const height = 30;
+    if (this.redrawOverview) {
+      this.redrawOverview = false;
+      overview.width = Math.round(width * ratio);
+      overview.height = height * ratio;
+      overview.style.width = `${width}px`;
+      overview.style.height = `${height}px`;
+      this.share = busyShare(data, painter.plot);
+    }
+    const pen = overview.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.fillStyle = colours.paper;
+    pen.fillRect(0, 0, width, height);
+    pen.font = FONT;
+    pen.fillStyle = colours.soft;
+    pen.textBaseline = "middle";
+    pen.fillText("GPU busy, whole trace", 18, height / 2);
+    pen.fillStyle = "#0072b2";
+    this.share.forEach((share, x) => share && pen.fillRect(GUTTER + x, height - 3 - share * (height - 8), 1, share * (height - 8)));
+    const x = (t) => GUTTER + (t / data.end) * painter.plot;
+    const [a, b] = [x(this.state.left), x(this.state.right)];
+    pen.fillStyle = colours.paper;
+    pen.globalAlpha = 0.6;
+    pen.fillRect(GUTTER, 0, a - GUTTER, height);
+    pen.fillRect(b, 0, width - b, height);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = colours.accent;
+    pen.lineWidth = 1.5;
+    pen.strokeRect(a + 0.75, 1, Math.max(b - a - 1.5, 2), height - 2);
+  }
+
+  // ---- where one looks
+
+  show(left, right) {
+    const least = 0.02, most = this.data.end * 1.04;
+    let span = Math.min(Math.max(right - left, least), most);
+    left = Math.min(Math.max(left, -0.02 * this.data.end), 1.02 * this.data.end - span);
+    Object.assign(this.state, { left, right: left + span });
+    this.request();
+  }
+
+  zoom(factor, at = (this.state.left + this.state.right) / 2) {
+    const { left, right } = this.state;
+    this.show(at - (at - left) * factor, at + (right - at) * factor);
+  }
+
+  pan(share) {
+    const by = share * (this.state.right - this.state.left);
+    this.show(this.state.left + by, this.state.right + by);
+  }
+
+  scroll(by) {
+    const most = Math.max(0, this.painter.contentHeight + AXIS - this.painter.height);
+    this.state.scroll = Math.min(Math.max(this.state.scroll + by, 0), most);
+    this.request();
+  }
+
+  // Brings an event into view without more zoom than needed to see that it is there.
+  reveal(i) {
+    const { data, state, painter } = this;
+    const group = data.groupOfRow[data.row[i]];
+    if (painter.rowY[data.row[i]] < 0) this.unfold(group, data.head.groups[group].rows);
+    const y = painter.rowY[data.row[i]];
+    if (y < state.scroll) this.scroll(y - state.scroll - 8);
+    const below = y + ROW + AXIS - painter.height - state.scroll;
+    if (below > 0) this.scroll(below + 8);
+    const span = state.right - state.left;
+    const middle = data.start[i] + data.dur[i] / 2;
+    if (data.start[i] < state.left || data.start[i] + data.dur[i] > state.right) {
+      this.show(middle - span / 2, middle + span / 2);
+    }
+  }
+
+  unfold(group, rows) {
+    this.painter.shownRows[group] = rows;
+    this.painter.place();
+    this.resize();
+  }
+
+  // ---- what is selected
+
+  select(i, reveal = true) {
+    this.state.selected = i;
+    if (i >= 0 && reveal) this.reveal(i);
+    this.describe();
+    this.request();
+  }
+
+  partner() {
+    const i = this.state.selected;
+    if (i < 0) return;
+    const call = this.data.launched_by[i];
+    if (call >= 0) this.select(call);
+    else if (this.data.numChildren(i)) this.select(this.data.childrenOf(i)[0]);
+  }
+
+  describe() {
+    const { data, panel } = this;
+    const i = this.state.selected;
+    panel.replaceChildren();
+    if (i < 0) {
+      add(panel, "p", { class: "cgx-hint" }, "Drag to move, click and then use the wheel to zoom, click an event to see what launched it. Keys: ?");
+      return;
+    }
+    const kind = data.kindOf(i);
+    const heading = add(panel, "div", { class: "cgx-name" });
+    add(heading, "span", { class: "cgx-kind" }, kind.replace("_", " "));
+    add(heading, "code", {}, data.nameOf(i));
+    const facts = add(panel, "dl", { class: "cgx-facts" });
+    const fact = (what, value) => {
+      if (value === "" || value === undefined) return;
+      const pair = add(facts, "div");
+      add(pair, "dt", {}, what);
+      add(pair, "dd", {}, value);
+    };
+    fact("took", duration(data.dur[i]));
+    fact("began at", `${(data.start[i] + data.head.origin_us).toLocaleString("en", { maximumFractionDigits: 3 })} µs`);
+    fact("where", data.head.groups[data.groupOfRow[data.row[i]]].label);
+    if (data.correlation[i] >= 0) fact("correlation", `${data.correlation[i]}`);
+    fact("piece", data.head.texts.piece[data.piece[i]]);
+    fact("stage", data.head.texts.stage[data.stage[i]]);
+    this.describeTies(i, kind, fact);
+  }
+
+  describeTies(i, kind, fact) {
+    const { data, panel } = this;
+    const call = data.launched_by[i];
+    if (call >= 0) {
+      fact("from launch to start", duration(Math.max(data.start[i] - data.start[call], 0)));
+      const others = data.numChildren(call) - 1;
+      const row = add(panel, "p", {}, others ? `One of ${others + 1} kernels of ` : "Launched by ");
+      this.link(row, call);
+      return;
+    }
+    if (["kernel", "memcpy", "memset"].includes(kind)) {
+      add(panel, "p", {}, "No call in this trace is tied to it.");
+      return;
+    }
+    const kernels = data.childrenOf(i);
+    if (!kernels.length) return;
+    const busy = kernels.reduce((sum, kernel) => sum + data.dur[kernel], 0);
+    fact("kernels", kernels.length.toLocaleString("en"));
+    fact("their time, summed", duration(busy));
+    fact("from launch to first start", duration(Math.max(data.start[kernels[0]] - data.start[i], 0)));
+    const row = add(panel, "p", { class: "cgx-links" }, "Launched ");
+    for (const kernel of kernels.slice(0, 6)) this.link(row, kernel);
+    if (kernels.length > 6) add(row, "span", {}, `and ${(kernels.length - 6).toLocaleString("en")} more`);
+  }
+
+  link(parent, i) {
+    const text = fit(this.data.short[this.data.name[i]], 34);
+    const button = this.button(parent, text, `Select ${this.data.nameOf(i)}`, () => this.select(i));
+    button.className = "cgx-link";
+  }
+
+  // ---- search
+
+  find(text) {
+    const { hit, found } = text ? searchNames(this.data, text) : { hit: null, found: [] };
+    Object.assign(this, { found, at: -1 });
+    this.state.hit = hit;
+    this.matches.textContent = text ? `${found.length.toLocaleString("en")} found` : "";
+    this.request();
+  }
+
+  step(by) {
+    if (!this.found.length) return;
+    if (this.at < 0) {
+      const from = this.found.findIndex((i) => this.data.start[i] >= this.state.left);
+      this.at = by > 0 ? Math.max(from, 0) : (from <= 0 ? this.found.length : from) - 1;
+    } else this.at = (this.at + by + this.found.length) % this.found.length;
+    this.matches.textContent = `${(this.at + 1).toLocaleString("en")} of ${this.found.length.toLocaleString("en")}`;
+    this.select(this.found[this.at]);
+  }
+
+  // ---- mouse and keys
+
+  listen() {
+    const { canvas } = this;
+    this.undo = [];
+    const on = (target, type, act, options) => {
+      target.addEventListener(type, act, options);
+      this.undo.push(() => target.removeEventListener(type, act, options));
+    };
+    on(this.search, "input", () => this.find(this.search.value.trim()));
+    on(this.search, "keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);
+      if (event.key === "Escape") this.canvas.focus();
+    });
+    on(canvas, "wheel", (event) => this.wheel(event), { passive: false });
+    on(canvas, "pointerdown", (event) => this.press(event));
+    on(canvas, "pointermove", (event) => this.hover(event));
+    on(canvas, "pointerleave", () => (this.tip.hidden = true));
+    on(canvas, "keydown", (event) => this.key(event));
+    on(this.overview, "pointerdown", (event) => this.dragOverview(event));
+    const themed = () => this.setTheme();
+    on(matchMedia("(prefers-color-scheme: dark)"), "change", themed);
+    const body = new MutationObserver(themed);
+    body.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
+    const size = new ResizeObserver(() => this.resize());
+    size.observe(this.root);
+    this.undo.push(() => body.disconnect(), () => size.disconnect());
+  }
+
+  remove() {
+    this.undo.forEach((undo) => undo());
+    cancelAnimationFrame(this.asked);
+    this.root.remove();
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const { left, right } = this.state;
+    return { x, y, t: left + ((x - GUTTER) / this.painter.plot) * (right - left) };
+  }
+
+  rowAt(y) {
+    const inside = y - AXIS + this.state.scroll;
+    return this.painter.rowY.findIndex((top) => top >= 0 && inside >= top && inside < top + ROW);
+  }
+
+  eventUnder({ x, y, t }) {
+    const row = x > GUTTER && y > AXIS ? this.rowAt(y) : -1;
+    return row < 0 ? -1 : eventAt(this.data, row, t, 3 / this.painter.scale);
+  }
+
+  wheel(event) {
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    const ours = event.ctrlKey || event.metaKey || sideways || document.activeElement === this.canvas || this.inShadowFocus();
+    if (!ours) return;
+    event.preventDefault();
+    if (event.shiftKey || sideways) this.pan((event.deltaX || event.deltaY) / 1200);
+    else this.zoom(Math.exp(Math.min(Math.max(event.deltaY, -240), 240) / 400), this.point(event).t);
+  }
+
+  inShadowFocus() {
+    return this.canvas.getRootNode().activeElement === this.canvas;
+  }
+
+  press(event) {
+    if (event.button) return;
+    this.canvas.focus({ preventScroll: true });
+    const begun = this.point(event);
+    const { left, right, scroll } = this.state;
+    let moved = false;
+    const move = (next) => {
+      const [dx, dy] = [next.clientX - event.clientX, next.clientY - event.clientY];
+      if (!moved && Math.hypot(dx, dy) < 4) return;
+      moved = true;
+      this.tip.hidden = true;
+      this.canvas.classList.add("cgx-drag");
+      const by = -dx / this.painter.scale;
+      this.scroll(scroll - dy - this.state.scroll);
+      this.show(left + by, right + by);
+    };
+    const up = () => {
+      this.canvas.removeEventListener("pointermove", move);
+      this.canvas.classList.remove("cgx-drag");
+      if (!moved) this.click(begun);
+    };
+    this.canvas.setPointerCapture(event.pointerId);
+    this.canvas.addEventListener("pointermove", move);
+    this.canvas.addEventListener("pointerup", up, { once: true });
+  }
+
+  click(point) {
+    if (point.x < GUTTER) {
+      const row = this.rowAt(point.y);
+      if (row < 0) return;
+      const g = this.data.groupOfRow[row];
+      const { rows } = this.data.head.groups[g];
+      const shown = this.painter.shownRows[g];
+      this.unfold(g, shown === rows ? 1 : shown === 1 ? Math.min(rows, MOST_ROWS) : rows);
+      return;
+    }
+    this.select(this.eventUnder(point), false);
+  }
+
+  dragOverview(event) {
+    const box = this.overview.getBoundingClientRect();
+    const go = (next) => {
+      const t = ((next.clientX - box.left - GUTTER) / this.painter.plot) * this.data.end;
+      const half = (this.state.right - this.state.left) / 2;
+      this.show(t - half, t + half);
+    };
+    go(event);
+    this.overview.setPointerCapture(event.pointerId);
+    this.overview.addEventListener("pointermove", go);
+    const stop = () => this.overview.removeEventListener("pointermove", go);
+    this.overview.addEventListener("pointerup", stop, { once: true });
+  }
+
+  hover(event) {
+    if (event.buttons) return;
+    const point = this.point(event);
+    const i = this.eventUnder(point);
+    this.canvas.style.cursor = i >= 0 || point.x < GUTTER ? "pointer" : "grab";
+    this.tip.hidden = i < 0;
+    if (i < 0) return;
+    const { data } = this;
+    const piece = data.head.texts.piece[data.piece[i]];
+    this.tip.replaceChildren();
+    add(this.tip, "b", {}, fit(data.nameOf(i), 90));
+    const short = data.dur[i] * this.painter.scale < 1 ? " (shorter than a pixel here)" : "";
+    add(this.tip, "span", {}, `${duration(data.dur[i])}${short}${piece ? ` · ${piece}` : ""}`);
+    const left = Math.min(point.x + 14, this.painter.width - this.tip.offsetWidth - 6);
+    this.tip.style.left = `${Math.max(left, 4)}px`;
+    this.tip.style.top = `${point.y + 18}px`;
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const act = event.shiftKey ? this.shiftKeys()[event.key] : this.plainKeys()[event.key];
+    const either = { "+": () => this.zoom(1 / 1.6), "?": () => this.toggleHelp() }[event.key];
+    const found = act || either;
+    if (!found) return;
+    event.preventDefault();
+    event.stopPropagation();
+    found();
+  }
+
+  plainKeys() {
+    return {
+      ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15),
+      ArrowUp: () => this.scroll(-ROW), ArrowDown: () => this.scroll(ROW),
+      a: () => this.pan(-0.15), d: () => this.pan(0.15), w: () => this.zoom(1 / 1.6), s: () => this.zoom(1.6),
+      "=": () => this.zoom(1 / 1.6), "-": () => this.zoom(1.6),
+      0: () => this.show(0, this.data.end), Home: () => this.show(0, this.data.end),
+      f: () => this.fitSelected(), "/": () => this.search.focus(), n: () => this.step(1),
+      Enter: () => this.partner(), ".": () => this.neighbour(1), ",": () => this.neighbour(-1),
+      Escape: () => this.select(-1),
+    };
+  }
+
+  shiftKeys() {
+    return {
+      N: () => this.step(-1), ArrowUp: () => this.otherRow(-1), ArrowDown: () => this.otherRow(1),
+      ArrowLeft: () => this.neighbour(-1), ArrowRight: () => this.neighbour(1),
+    };
+  }
+
+  fitSelected() {
+    const i = this.state.selected;
+    if (i < 0) return;
+    const { start, dur } = this.data;
+    const margin = Math.max(dur[i] * 0.3, 0.05);
+    this.show(start[i] - margin, start[i] + dur[i] + margin);
+  }
+
+  // With nothing selected: the event in the middle of the first row.
+  neighbour(by) {
+    const { data, state } = this;
+    const i = state.selected;
+    if (i < 0) {
+      const first = eventAt(data, 0, (state.left + state.right) / 2, Infinity);
+      return this.select(first);
+    }
+    const next = i + by;
+    if (next >= data.rowFirst[data.row[i]] && next < data.rowFirst[data.row[i] + 1]) this.select(next);
+  }
+
+  otherRow(by) {
+    const { data, state } = this;
+    const i = state.selected;
+    if (i < 0) return this.neighbour(by);
+    for (let row = data.row[i] + by; row >= 0 && row < data.rows; row += by) {
+      const found = this.painter.rowY[row] < 0 ? -1 : eventAt(data, row, data.start[i] + data.dur[i] / 2, Infinity);
+      if (found >= 0) return this.select(found);
+    }
+  }
+
+  toggleHelp() {
+    this.helpBox.hidden = !this.helpBox.hidden;
+    this.helpButton.setAttribute("aria-expanded", `${!this.helpBox.hidden}`);
+  }
+}
+
+function busyShare(data, width) {
+  const share = new Float64Array(Math.ceil(width) + 2);
+  const scale = width / data.end;
+  const gpus = new Set();
+  data.head.groups.filter((group) => group.side === "gpu").forEach((group) => {
+    gpus.add(`${group.process}/${group.device}`);
+    for (let i = data.rowFirst[group.first_row]; i < data.rowFirst[group.first_row + group.rows]; i++) {
+      let x = data.start[i] * scale;
+      const end = x + data.dur[i] * scale;
+      for (; x < end; x = Math.floor(x) + 1) share[Math.floor(x)] += Math.min(end, Math.floor(x) + 1) - x;
+    }
+  });
+  return share.map((value) => Math.min(value / Math.max(gpus.size, 1), 1));
+}
+
+function isDark() {
+  const { body } = document;
+  if (body.dataset.jpThemeLight) return body.dataset.jpThemeLight === "false";
+  if (body.classList.contains("vscode-dark")) return true;
+  if (body.classList.contains("vscode-light")) return false;
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function add(parent, tag, attributes = {}, text = "") {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text) element.textContent = text;
+  return parent.appendChild(element);
+}
+
+// What anywidget calls: once for each view of the widget.
+async function render({ model, el }) {
+  const block = model.get("block");
+  const bytes = new Uint8Array(block.buffer, block.byteOffset, block.byteLength);
+  const explorer = await mount(el, bytes, { height: model.get("height") });
+  return () => explorer.remove();
+}
+
+export { mount };
+export default { render };
