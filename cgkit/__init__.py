@@ -26,6 +26,7 @@ _WHERE = {
     "forward_context": "BatchDescriptor ForwardContext set_forward_context get_forward_context CaptureLock",
     "counters": "compilation_counter CompilationCounter",
     "errors": "CgkitError",
+    "measuring": "Timeline",
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
     "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         get_forward_context,
         set_forward_context,
     )
+    from cgkit.measuring import Timeline
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]

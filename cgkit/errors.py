@@ -62,3 +62,7 @@ class UnsupportedTorchError(CgkitError, RuntimeError):
 
 class ServingError(CgkitError, ValueError):
     """A request or a model cannot be served as asked."""
+
+
+class TimelineError(CgkitError, ValueError):
+    """A trace cannot be read, or it does not hold what was asked for."""

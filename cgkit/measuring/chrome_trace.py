@@ -1,0 +1,483 @@
+"""Reads a chrome trace as Kineto writes it: a file, whole or damaged, becomes columns.
+
+JSON, plain or gzip; an object with ``traceEvents`` or a bare list. The events are decoded in batches
+into typed structs (msgspec), so that a trace of a million events never stands in memory as Python
+objects. What is broken is left out and counted: a file that ends in the middle of an event gives all
+events before it. Times stay exact: where they are too large for a float64 to hold nanoseconds
+(microseconds since 1970), they are decoded as decimals and the first one is subtracted before anything is rounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cgkit.errors import TimelineError
+
+#: Above this many microseconds a float64 cannot tell one nanosecond from the next.
+EXACT_BELOW_US = 2.0**43
+_BATCH = 50_000
+_PYTHON = "python_function"
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: int | None = None
+    stream: int | None = None
+    device: int | None = None
+    name: str | None = None  # of metadata: a thread's or a process's
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    args: _Args | None = None
+
+
+class _ExactEvent(_Event, gc=False):
+    ts: Decimal | None = None  # type: ignore[assignment]
+
+
+class _AnyEvent(msgspec.Struct):
+    """For events that are not typed as Kineto's are; see :func:`_lenient`."""
+
+    ph: Any = ""
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Any = None
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own name
+
+
+@dataclass
+class RawTrace:
+    """One file: what is needed of its events, as arrays of equal length, in the file's order.
+
+    ``start_us`` counts from ``base_us`` (exact), ``dur_us`` in microseconds. ``name``, ``category``,
+    ``pid`` and ``tid`` are codes into the lists of the same names. ``correlation``, ``stream`` and
+    ``device`` are -1 where the event has none.
+    """
+
+    names: list[str]
+    categories: list[str]
+    pids: list[int | str]
+    tids: list[int | str]
+    start_us: NDArray[np.float64]
+    dur_us: NDArray[np.float64]
+    name: NDArray[np.int32]
+    category: NDArray[np.int16]
+    pid: NDArray[np.int32]
+    tid: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    stream: NDArray[np.int32]
+    device: NDArray[np.int32]
+    base_us: Decimal
+    source: str = ""
+    header: dict[str, Any] = field(default_factory=dict)
+    thread_names: dict[tuple[int | str, int | str], str] = field(default_factory=dict)
+    process_names: dict[int | str, str] = field(default_factory=dict)
+    events_read: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    truncated: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+def read(path: str | Path, *, python: bool = False) -> RawTrace:
+    """Reads one file; ``python`` keeps the events of Python functions (most of a trace made with stacks).
+
+    Raises:
+        TimelineError: there is no such file, it is empty, or there is no event in it that could be read.
+    """
+    path = Path(path)
+    data, warnings = _contents(path)
+    return parse(data, source=path.name, python=python, warnings=warnings)
+
+
+def parse(
+    data: bytes | bytearray, *, source: str = "", python: bool = False, warnings: Sequence[str] = ()
+) -> RawTrace:
+    """Reads the text of a trace (UTF-8). ``source`` is what messages call it."""
+    warnings = list(warnings)
+    truncated = bool(warnings)
+    try:
+        whole = msgspec.json.decode(data, type=_File | list[msgspec.Raw])
+        raws: Sequence[Any] = whole.traceEvents if isinstance(whole, _File) else whole
+        header = {} if isinstance(whole, list) else _header(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raws, header, what = _salvage(data, source)
+        warnings += what
+        truncated = True
+    builder = _Builder(python)
+    for batch in _batches(raws):
+        builder.add(batch)
+    return builder.finish(source, header, len(raws), truncated, warnings)
+
+
+def _contents(path: Path) -> tuple[bytes | bytearray, list[str]]:
+    """The file's text, unpacked; what could not be unpacked is said in the second value."""
+    try:
+        data: bytes | bytearray = path.read_bytes()
+    except FileNotFoundError:
+        raise TimelineError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise TimelineError(f"{path} is a directory; name the trace files in it") from None
+    except OSError as error:
+        raise TimelineError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not data:
+        raise TimelineError(f"{path} is empty (0 bytes): the profiler has not finished writing it")
+    warnings: list[str] = []
+    if data[:2] == b"\x1f\x8b":
+        data, warnings = _gunzip(data, path.name)
+    if data[:3] == b"\xef\xbb\xbf":
+        data = data[3:]
+    return data, warnings
+
+
+def _gunzip(packed: bytes | bytearray, name: str) -> tuple[bytearray, list[str]]:
+    """Unpacks as much as is whole; gzip files may consist of several members."""
+    text = bytearray()
+    view = memoryview(packed)
+    while view.nbytes:
+        one = zlib.decompressobj(31)
+        try:
+            for at in range(0, view.nbytes, 1 << 20):
+                text += one.decompress(view[at : at + (1 << 20)])
+                if one.eof:
+                    left = len(one.unused_data) + max(view.nbytes - at - (1 << 20), 0)
+                    break
+        except zlib.error as error:
+            if text:
+                return text, [f"the gzip stream is damaged after {len(text):,} bytes of text ({error})"]
+            raise TimelineError(f"{name} is no readable gzip file: {error}") from None
+        if not one.eof:
+            return text, [f"the gzip stream ends in the middle, after {len(text):,} bytes of text"]
+        view = view[view.nbytes - left :]
+        if bytes(view[:2]) != b"\x1f\x8b":  # padding after the last member
+            break
+    return text, []
+
+
+def _header(data: bytes | bytearray) -> dict[str, Any]:
+    """The top level's other keys: the few that we use."""
+    try:
+        return msgspec.to_builtins(msgspec.json.decode(data, type=_Header))
+    except msgspec.MsgspecError:
+        return {}
+
+
+class _Header(msgspec.Struct):
+    deviceProperties: Any = None  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    cgkit: Any = None
+
+
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
+
+
+def _salvage(data: bytes | bytearray, source: str) -> tuple[list[bytes], dict[str, Any], list[str]]:
+    """Event by event from a text that is no whole JSON; stops where nothing more can be read."""
+    text = bytes(data).decode("utf-8", "replace")
+    start, header = 0, {}
+    if match := _EVENTS.search(text):
+        start = match.end()
+        try:
+            header = json.loads(text[:start] + "]}")
+        except (ValueError, RecursionError):
+            header = {}
+    elif text.lstrip()[:1] == "[":
+        start = text.index("[") + 1
+    else:
+        raise TimelineError(_no_trace(text, source))
+    events: list[bytes] = []
+    holes = 0
+    end = len(text)
+    for piece in _objects(text, start):
+        if piece is None:
+            holes += 1
+        else:
+            events.append(piece.encode("utf-8", "replace"))
+    if not events:
+        raise TimelineError(f"{source or 'the text'} ends before its first whole event: nothing to show")
+    what = [
+        f"the file is cut off or damaged: {len(events):,} whole events were read of its {end:,} characters"
+    ]
+    if holes:
+        what.append(f"{holes:,} places inside the file could not be read and were skipped")
+    return events, header if isinstance(header, dict) else {}, what
+
+
+def _objects(text: str, at: int) -> Iterator[str | None]:
+    """The whole JSON objects from ``at`` on; None where something had to be skipped."""
+    scan = json.JSONDecoder().raw_decode
+    blank = re.compile(r"[\s,]*")
+    while True:
+        at = blank.match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] in ("", "]"):
+            return
+        try:
+            _, end = scan(text, at)
+            yield text[at:end]
+            at = end
+        except (ValueError, RecursionError):
+            following = _NEXT.search(text, at + 1)
+            if following is None:
+                return
+            yield None
+            at = following.start()
+
+
+def _no_trace(text: str, source: str) -> str:
+    begin = text[:40].encode("unicode_escape").decode("ascii")
+    return (
+        f"{source or 'the text'} is no chrome trace: it has neither traceEvents nor a list of events "
+        f"(it begins with {begin!r}); torch.profiler writes one with export_chrome_trace"
+    )
+
+
+def _batches(raws: Sequence[Any]) -> Iterator[bytes]:
+    for at in range(0, len(raws), _BATCH):
+        yield b"[" + b",".join(map(bytes, raws[at : at + _BATCH])) + b"]"
+
+
+def _lenient(raw: bytes) -> _Event | None:
+    """An event that is typed otherwise than Kineto's (``ts`` as a string, say), or None if it is hopeless."""
+    try:
+        event = msgspec.json.decode(raw, type=_AnyEvent)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    args = event.args if isinstance(event.args, dict) else {}
+    try:
+        return _ExactEvent(
+            ph=str(event.ph),
+            cat=None if event.cat is None else str(event.cat),
+            name=None if event.name is None else str(event.name),
+            pid=event.pid if isinstance(event.pid, int | str) else None,
+            tid=event.tid if isinstance(event.tid, int | str) else None,
+            ts=None if event.ts is None else Decimal(str(event.ts)),
+            dur=None if event.dur is None else float(event.dur),
+            args=_Args(
+                correlation=_integer(args.get("correlation")),
+                stream=_integer(args.get("stream")),
+                device=_integer(args.get("device")),
+                name=str(args["name"]) if "name" in args else None,
+            ),
+        )
+    except (ValueError, TypeError, ArithmeticError, OverflowError):
+        return None
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if abs(number) < 2**62 else None
+
+
+class _Codes(dict[Any, int]):
+    """Gives each new key the next number."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = code = len(self)
+        return code
+
+
+class _Builder:
+    """Collects batches of events into columns."""
+
+    def __init__(self, python: bool) -> None:
+        self.python = python
+        self.exact = False
+        self.base: Decimal | None = None
+        self.names, self.categories, self.pids, self.tids = _Codes(), _Codes(), _Codes(), _Codes()
+        self.columns: list[tuple[NDArray[Any], ...]] = []
+        self.thread_names: dict[Any, str] = {}
+        self.process_names: dict[Any, str] = {}
+        self.skipped: Counter[str] = Counter()
+        self.open: dict[Any, list[_Event]] = {}
+        self.warnings: list[str] = []
+
+    def add(self, batch: bytes) -> None:
+        events = self._decoded(batch)
+        complete = [e for e in events if e.ph == "X"]
+        if len(complete) < len(events):
+            complete += self._other_phases([e for e in events if e.ph != "X"])
+        if not self.python:
+            kept = [e for e in complete if e.cat != _PYTHON]
+            if len(kept) < len(complete):
+                self.skipped[_PYTHON] += len(complete) - len(kept)
+            complete = kept
+        good = [e for e in complete if e.ts is not None]
+        if len(good) < len(complete):
+            self.skipped["without a time"] += len(complete) - len(good)
+        if good:
+            self.columns.append(self._columns(good))
+
+    def _decoded(self, batch: bytes) -> list[_Event]:
+        """All events of a batch; those that are not typed as expected one by one."""
+        if not self.exact:
+            try:
+                events = msgspec.json.decode(batch, type=list[_Event])
+                largest = max((abs(e.ts) for e in events if e.ts is not None and e.ph == "X"), default=0.0)
+                if largest < EXACT_BELOW_US:
+                    return events
+                self.exact = True
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                pass
+        try:
+            return msgspec.json.decode(batch, type=list[_ExactEvent])  # type: ignore[return-value]
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            pass
+        events = []
+        for raw in msgspec.json.decode(batch, type=list[msgspec.Raw]):
+            event = _lenient(bytes(raw))
+            if event is None:
+                self.skipped["unreadable"] += 1
+            else:
+                events.append(event)
+        return events
+
+    def _other_phases(self, events: list[_Event]) -> list[_Event]:
+        """Pairs of begin and end become whole events; metadata is kept; instants and flows are counted."""
+        whole = []
+        for e in events:
+            if e.ph == "B":
+                self.open.setdefault((e.pid, e.tid), []).append(e)
+            elif e.ph == "E":
+                if stack := self.open.get((e.pid, e.tid)):
+                    begun = stack.pop()
+                    if e.ts is not None and begun.ts is not None:
+                        begun.dur = float(_exactly(e.ts) - _exactly(begun.ts))
+                        whole.append(begun)
+                else:
+                    self.skipped["end without a begin"] += 1
+            elif e.ph == "M" and e.args is not None and e.args.name:
+                if e.name == "thread_name":
+                    self.thread_names[e.pid, e.tid] = e.args.name
+                elif e.name == "process_name":
+                    self.process_names[e.pid] = e.args.name
+            else:
+                label = {
+                    "i": "instant",
+                    "I": "instant",
+                    "s": "flow",
+                    "f": "flow",
+                    "t": "flow",
+                    "M": "metadata",
+                }
+                self.skipped[label.get(e.ph, f"phase {e.ph!r}")] += 1
+        return whole
+
+    def _columns(self, events: list[_Event]) -> tuple[NDArray[Any], ...]:
+        args = [e.args or _NO_ARGS for e in events]
+        names, categories, pids, tids = self.names, self.categories, self.pids, self.tids
+        n = len(events)
+        return (
+            self._starts([e.ts for e in events]),
+            np.array([np.nan if e.dur is None else e.dur for e in events], np.float64),
+            np.fromiter((names[e.name or ""] for e in events), np.int32, n),
+            np.fromiter((categories[e.cat or ""] for e in events), np.int16, n),
+            np.fromiter((pids[e.pid] for e in events), np.int32, n),
+            np.fromiter((tids[e.tid] for e in events), np.int32, n),
+            _integers([a.correlation for a in args], np.int64),
+            _integers([a.stream for a in args], np.int32),
+            _integers([a.device for a in args], np.int32),
+        )
+
+    def _starts(self, times: list[Any]) -> NDArray[np.float64]:
+        if self.base is None:
+            self.base = next((_exactly(t) for t in times if _finite(t)), Decimal(0))
+        if all(type(t) is float for t in times) and abs(self.base) < Decimal(EXACT_BELOW_US):
+            return np.array(times, np.float64) - float(self.base)
+        base = self.base
+        return np.array([float(_exactly(t) - base) if _finite(t) else np.nan for t in times], np.float64)
+
+    def finish(
+        self, source: str, header: dict[str, Any], read: int, truncated: bool, warnings: list[str]
+    ) -> RawTrace:
+        unfinished = sum(map(len, self.open.values()))
+        if unfinished:
+            self.skipped["begin without an end"] += unfinished
+        if not self.columns:
+            what = ", ".join(f"{count:,} {label}" for label, count in self.skipped.items()) or "none at all"
+            raise TimelineError(f"{source or 'the trace'} has no event with a duration (its events: {what})")
+        columns: list[Any] = [np.concatenate(parts) for parts in zip(*self.columns)]
+        columns = _repaired(columns, self.skipped)
+        for label in ("unreadable", "without a time", "time or duration is no number", "negative duration"):
+            if count := self.skipped.get(label):
+                warnings.append(f"{count:,} events left out: {label}")
+        for label in ("begin without an end", "end without a begin"):
+            if count := self.skipped.get(label):
+                warnings.append(f"{count:,} events left out: {label}")
+        arrays: dict[str, Any] = dict(zip(_COLUMNS, columns))
+        return RawTrace(
+            names=list(self.names),
+            categories=list(self.categories),
+            pids=["" if pid is None else pid for pid in self.pids],
+            tids=["" if tid is None else tid for tid in self.tids],
+            base_us=self.base or Decimal(0),
+            source=source,
+            header=header,
+            thread_names=self.thread_names,
+            process_names=self.process_names,
+            events_read=read,
+            skipped=dict(self.skipped),
+            truncated=truncated,
+            warnings=warnings,
+            **arrays,
+        )
+
+
+_NO_ARGS = _Args()
+_COLUMNS = ("start_us", "dur_us", "name", "category", "pid", "tid", "correlation", "stream", "device")
+
+
+def _exactly(time: Any) -> Decimal:
+    return time if isinstance(time, Decimal) else Decimal(repr(time))
+
+
+def _finite(time: Any) -> bool:
+    return time.is_finite() if isinstance(time, Decimal) else bool(np.isfinite(time))
+
+
+def _integers(values: list[int | None], dtype: Any) -> NDArray[Any]:
+    """Whole numbers, -1 for none and for what does not fit."""
+    try:
+        return np.array([-1 if v is None else v for v in values], dtype)
+    except OverflowError:
+        most = np.iinfo(dtype).max
+        return np.array([-1 if v is None or abs(v) > most else v for v in values], dtype)
+
+
+def _repaired(columns: list[NDArray[Any]], skipped: Counter[str]) -> list[NDArray[Any]]:
+    """Drops events whose time is no number or whose end lies before their start; counts them."""
+    start, dur = columns[0], columns[1]
+    finite = np.isfinite(start) & np.isfinite(dur)
+    backwards = finite & (dur < 0)
+    skipped["time or duration is no number"] += int((~finite).sum())
+    skipped["negative duration"] += int(backwards.sum())
+    keep = finite & ~backwards
+    return columns if keep.all() else [column[keep] for column in columns]
