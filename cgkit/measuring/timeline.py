@@ -151,19 +151,58 @@ class Timeline(Shown):
 
         return bill.bill(self, step, process)
 
-    def plot(self, ax: Any = None, **options: Any) -> Any:
-        """CPU above GPU on one time axis; see :func:`cgkit.plotting.timeline_chart.timeline`."""
+    def gaps(self) -> pd.DataFrame:
+        """When each GPU had nothing to do, and why; see :func:`cgkit.measuring.gaps.gaps`."""
+        from cgkit.measuring import gaps
+
+        return gaps.gaps(self)
+
+    def plot(self, ax: Any = None, *, step: int | None = None, **options: Any) -> Any:
+        """CPU above GPU on one time axis; see :func:`cgkit.plotting.timeline_chart.timeline`.
+
+        Args:
+            ax: axes to draw on.
+            step: only this one (as in ``steps``; of the first process that has it), until its GPU work has ended.
+
+        Raises:
+            TimelineError: there is no such step.
+        """
         from importlib import import_module
 
-        return import_module("cgkit.plotting.timeline_chart").timeline(
-            self.events, self._plot_about(), ax=ax, **options
+        chart = import_module("cgkit.plotting.timeline_chart")
+        options.setdefault("gaps", self.gaps())
+        if step is not None:
+            options["window"] = self.window(step)
+        return chart.timeline(self.events, self._plot_about(), ax=ax, **options)
+
+    def window(self, step: int, process: int | None = None) -> tuple[float, float]:
+        """From the begin of a step to its end, on the CPU and on the GPU, in microseconds of the trace.
+
+        Raises:
+            TimelineError: there is no such step.
+        """
+        from cgkit.measuring import bill
+
+        found = self.steps[self.steps["step"] == step]
+        if process is not None:
+            found = found[found["process"] == process]
+        if not len(found):
+            there = ", ".join(str(one) for one in self.steps["step"].unique()[:12])
+            raise TimelineError(f"step {step} is not in the trace; there are: {there}")
+        window = bill._Window.of_step(self, found.iloc[0])
+        return window.start_us, window.end_us
+
+    def explore(self, *, step: int | None = None, height: int = 440, **options: Any) -> Any:
+        """The interactive timeline: zoom, pan, search, click a kernel to see its launch.
+
+        See :func:`cgkit.plotting.explore.explore`.
+        """
+        from importlib import import_module
+
+        known = {"steps": self.steps, "gaps": self.gaps(), "notes": self.complete()}
+        return import_module("cgkit.plotting.explore").explore(
+            self.events, self._plot_about(), step=step, height=height, **(known | options)
         )
-
-    def explore(self, **options: Any) -> Any:
-        """The interactive timeline: zoom, pan, search, click a kernel to see its launch."""
-        from importlib import import_module
-
-        return import_module("cgkit.plotting.explore").explore(self.events, self._plot_about(), **options)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Writes a file that Perfetto reads, with stages and pieces as slices."""

@@ -22,7 +22,7 @@ CALLS = ("launch", "graph_launch", "copy_call", "sync", "runtime")
 GPU_MARKS = ("gpu_annotation",)
 GPU = ("kernel", "memcpy", "memset")
 #: Kinds in the order of the legend.
-KINDS = (*WORK, *CALLS, *GPU_MARKS, *GPU)
+KINDS = (*WORK, *CALLS, *GPU, *GPU_MARKS)
 _EPSILON_US = 5e-4  # Kineto rounds to nanoseconds: a child may end that much after its parent
 
 
@@ -129,7 +129,7 @@ def layout(events: pd.DataFrame, lanes: Sequence[str] | None = None, most_deep: 
         inside = np.flatnonzero(lane_codes == code)
         if len(inside) and (kind[inside] == "other").all():
             continue  # the profiler's own remarks
-        for side in ("work", "calls", "gpu_marks", "gpu"):
+        for side in ("work", "calls", "gpu", "gpu_marks"):
             chosen = inside[side_of[inside] == side]
             if not len(chosen):
                 continue
@@ -141,7 +141,18 @@ def layout(events: pd.DataFrame, lanes: Sequence[str] | None = None, most_deep: 
             row[chosen] = np.where(depth >= 0, depth + first, -1)
             process, device = (int(events[column].iloc[chosen[0]]) for column in ("process", "device"))
             groups.append(Group(_group_label(name, side), side, process, device, first, rows))
+    _shorten(groups)
     return Layout(groups, row)
+
+
+def _shorten(groups: list[Group]) -> None:
+    """Takes "rank 0 · " off the labels where there is only that rank."""
+    lanes = [group for group in groups if group.side in ("work", "gpu") and " · " in group.label]
+    ranks = {group.label.split(" · ")[0] for group in lanes}
+    for group in lanes:
+        rank, _, rest = group.label.partition(" · ")
+        if len(ranks) == 1 and rank.startswith("rank"):
+            group.label = rest
 
 
 def _side(kind: str) -> str:

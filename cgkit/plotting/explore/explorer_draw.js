@@ -1,10 +1,6 @@
 // One frame on a canvas. An event is as wide as it is long. What is shorter than a pixel is not stretched:
 // a column of pixels is filled as high as the share of its time that such events take.
 
-const GUTTER = 172, AXIS = 26, ROW = 22, BAR = 17, GROUP_GAP = 9, MOST_ROWS = 5;
-const FONT = '12.5px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
-const CHAR = 7; // pixels, about, of one character
-
 class Painter {
   constructor(canvas, data) {
     Object.assign(this, { canvas, data, context: canvas.getContext("2d", { alpha: false }) });
@@ -89,7 +85,7 @@ class Painter {
       context.fillStyle = colours.grid;
       context.fillRect(x - 0.5, AXIS - 4, 1, this.height);
       context.fillStyle = colours.soft;
-      if (x < this.width - 34) context.fillText(`${(k * step).toFixed(digits)} ${name}`, x, 11);
+      if (x > GUTTER + 24 && x < this.width - 34) context.fillText(`${(k * step).toFixed(digits)} ${name}`, x, 11);
     }
   }
 
@@ -131,7 +127,7 @@ class Painter {
       this.row(row, state, columns, paints);
     }
     this.fill(paints);
-    this.write();
+    this.write(state.hit);
   }
 
   row(row, state, columns, paints) {
@@ -176,7 +172,7 @@ class Painter {
     context.globalAlpha = 1;
   }
 
-  write() {
+  write(hit) {
     const { context, texts, data } = this;
     context.textAlign = "left";
     for (let k = 0; k < texts.length; k += 4) {
@@ -186,6 +182,11 @@ class Painter {
       const text = name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : "";
       if (!text) continue;
       const paint = this.paint[i];
+      if (hit && !hit[data.name[i]]) {
+        context.fillStyle = this.colours.soft;
+        context.fillText(text, x + 4, y + BAR / 2 + 0.5);
+        continue;
+      }
       if (this.hatches[paint]) {
         context.fillStyle = this.fills[paint];
         context.fillRect(x + 2, y + 1, Math.min(width - 4, text.length * CHAR + 5), BAR - 2);
@@ -197,15 +198,24 @@ class Painter {
 
   // Launch to kernel: always of the selected event; of all others while there are few in view.
   arrows(state) {
-    if (this.kernels.length <= 80) for (const i of this.kernels) this.arrow(i, this.colours.soft, 0.9);
+    if (this.kernels.length <= 80) this.fewArrows();
     const chosen = state.selected;
     if (chosen < 0) return;
     const call = this.data.launched_by[chosen] >= 0 ? this.data.launched_by[chosen] : chosen;
-    if (this.data.numChildren(call) > 1) this.bracket(call);
+    if (this.data.numChildren(call) > 1) this.bracket(call, this.colours.accent, 2);
     else for (const kernel of this.data.childrenOf(call)) this.arrow(kernel, this.colours.accent, 2);
     if (call !== chosen) this.arrow(chosen, this.colours.accent, 2);
     this.outline(call, 1.5);
     this.outline(chosen, 2.5);
+  }
+
+  fewArrows() {
+    const graphs = new Set();
+    for (const i of this.kernels) {
+      if (this.data.graph_launch[i] >= 0) graphs.add(this.data.graph_launch[i]);
+      else this.arrow(i, this.colours.soft, 0.9);
+    }
+    for (const call of graphs) this.bracket(call, this.colours.soft, 1);
   }
 
   arrow(kernel, colour, width) {
@@ -229,24 +239,25 @@ class Painter {
     context.fill();
   }
 
-  bracket(call) {
-    const { data, context, colours } = this;
+  bracket(call, colour, width) {
+    const { data, context } = this;
     const kernels = data.childrenOf(call);
+    if (!kernels.length) return;
     const from = this.rowY[data.row[call]], to = this.rowY[data.row[kernels[0]]];
     if (from < 0 || to < 0) return;
     let last = 0;
     for (const kernel of kernels) last = Math.max(last, data.start[kernel] + data.dur[kernel]);
     const x = this.x(data.start[call]), x0 = this.x(data.start[kernels[0]]), x1 = this.x(last);
-    context.fillStyle = colours.accent;
-    context.globalAlpha = 0.14;
+    context.fillStyle = colour;
+    context.globalAlpha = 0.12;
     context.beginPath();
     context.moveTo(x, from + BAR);
     context.lineTo(x0, to);
     context.lineTo(x1, to);
     context.fill();
     context.globalAlpha = 1;
-    context.strokeStyle = colours.accent;
-    context.lineWidth = 2;
+    context.strokeStyle = colour;
+    context.lineWidth = width;
     context.beginPath();
     context.moveTo(x, from + BAR);
     context.lineTo(x0, to - 1);
@@ -307,54 +318,13 @@ class Painter {
       if (group.rows > 1) {
         context.fillStyle = colours.soft;
         context.fillText(folded ? "▸" : "▾", 4, y + BAR / 2 + 0.5);
-        if (folded && this.shownRows[g] > 1) context.fillText(`${folded} rows more`, 18, y + ROW + BAR / 2);
+        if (folded && this.shownRows[g] > 1) context.fillText(`${folded} more ${folded === 1 ? "row" : "rows"}`, 18, y + ROW + BAR / 2);
       }
     });
     context.restore();
     context.fillStyle = colours.line;
     context.fillRect(GUTTER - 1, 0, 1, this.height);
     context.fillRect(0, AXIS - 1, this.width, 1);
-  }
-}
-
-// Collects what is shorter than a pixel: events come sorted, so one column is open at a time.
-class Columns {
-  constructor(boxes, paints) {
-    Object.assign(this, { boxes, amount: new Float64Array(paints), touched: [], column: -1 });
-  }
-
-  begin(bottom) {
-    Object.assign(this, { bottom, column: -1 });
-  }
-
-  add(x, wide, paint) {
-    const column = Math.floor(x);
-    const here = Math.min(wide, column + 1 - x);
-    this.put(column, here, paint);
-    if (wide > here) this.put(column + 1, wide - here, paint);
-  }
-
-  put(column, amount, paint) {
-    if (column !== this.column) {
-      this.flush();
-      this.column = column;
-    }
-    if (this.amount[paint] === 0) this.touched.push(paint);
-    this.amount[paint] += amount;
-  }
-
-  flush() {
-    let y = this.bottom;
-    for (const paint of this.touched) {
-      const height = Math.min(this.amount[paint], 1) * BAR;
-      this.amount[paint] = 0;
-      y -= height;
-      const box = this.boxes[paint], last = box.length - 4;
-      const joins = last >= 0 && box[last] + box[last + 2] === this.column && Math.abs(box[last + 1] - y) < 0.2;
-      if (joins && Math.abs(box[last + 3] - height) < 0.2) box[last + 2]++;
-      else box.push(this.column, y, 1, height);
-    }
-    this.touched.length = 0;
   }
 }
 
@@ -370,29 +340,4 @@ function niceStep(rough) {
 
 function fit(text, room) {
   return text.length <= room ? text : `${text.slice(0, room - 1)}…`;
-}
-
-function inkOn(colour) {
-  const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.3 * r + 0.59 * g + 0.11 * b < 128 ? "#ffffff" : "#1b1f24";
-}
-
-// matplotlib's hatches as a small repeated tile, so that both pictures look alike.
-function hatching(context, hatch, colour) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 8;
-  const pen = tile.getContext("2d");
-  pen.strokeStyle = pen.fillStyle = colour;
-  pen.globalAlpha = 0.55;
-  const stroke = (x0, y0, x1, y1) => {
-    pen.beginPath();
-    pen.moveTo(x0, y0);
-    pen.lineTo(x1, y1);
-    pen.stroke();
-  };
-  if ("/x".includes(hatch[0])) [-8, 0, 8].forEach((at) => stroke(at, 8, at + 8, 0));
-  if ("\\x".includes(hatch[0])) [-8, 0, 8].forEach((at) => stroke(at, 0, at + 8, 8));
-  if (hatch[0] === "-") stroke(0, 4, 8, 4);
-  if (hatch[0] === ".") pen.fillRect(3, 3, 1.6, 1.6);
-  return context.createPattern(tile, "repeat");
 }
