@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour`` and ``cgkit bench``.
+"""The command line: ``cgkit tour``, ``cgkit timeline`` and ``cgkit bench``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cgkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _tour_parser(commands, common)
+    _timeline_parser(commands, common)
     _bench_parser(commands, common)
     return parser
 
@@ -86,6 +87,25 @@ def _tour_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--out", default="out/tour.html", metavar="FILE", help="the page (default: %(default)s)"
     )
     tour.set_defaults(run=run_tour)
+
+
+def _timeline_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    timeline = commands.add_parser(
+        "timeline",
+        parents=[common],
+        help="the bill of a profiler trace, and a page with its timeline",
+        description="Reads what torch.profiler's export_chrome_trace wrote (plain or gzip, NVIDIA or AMD; several "
+        "files are ranks of one run), prints where the wall time went, and writes a page with the timeline.",
+    )
+    timeline.add_argument("trace", nargs="+", metavar="TRACE", help="trace.json or trace.json.gz")
+    timeline.add_argument(
+        "--out", default="out/timeline.html", metavar="FILE", help="the page (default: %(default)s)"
+    )
+    timeline.add_argument(
+        "--step", type=int, metavar="N", help="bill this step (default: the whole trace, and the median step)"
+    )
+    timeline.add_argument("--python", action="store_true", help="show the events of Python functions too")
+    timeline.set_defaults(run=run_timeline)
 
 
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -180,6 +200,16 @@ def run_tour(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
     print(result.text(), file=sys.stderr if args.json else sys.stdout)
     write(result.facts())
     return 0 if result.data.tokens_equal else 1
+
+
+def run_timeline(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit timeline``."""
+    from cgkit.measuring import timeline_command
+
+    result = timeline_command.run(args.trace, out=args.out, step=args.step, python=args.python)
+    print(result.text(), file=sys.stderr if args.json else sys.stdout)
+    write(result.facts())
+    return 0
 
 
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:

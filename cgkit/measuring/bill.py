@@ -79,6 +79,52 @@ _MEANING = {
 }
 
 
+def reading_table(bills: Sequence[Bill]) -> pd.DataFrame:
+    """Bills side by side for people: the parts in words, times with their share of the wall time, then the counts."""
+    import pandas as pd
+
+    rows: list[dict[str, str]] = []
+    names = _modes(bills)
+
+    def row(side: str, label: str, cells: Sequence[str]) -> None:
+        rows.append({"": side, "part": label, **dict(zip(names, cells))})
+
+    row("wall", "", [f"{one.wall_us:,.0f} us" for one in bills])
+    for side in ("cpu", "gpu"):
+        sides = [one.parts if side == "cpu" else one.gpu for one in bills]
+        for part in sides[0]:
+            if any(parts[part] > 0 for parts in sides):
+                row(
+                    side,
+                    _MEANING[part],
+                    [_time(parts[part], one.wall_us) for parts, one in zip(sides, bills)],
+                )
+    row("kernels", "tied to their launch", [f"{one.kernels_tied:,} of {one.kernels:,}" for one in bills])
+    row("", "run by a graph launch", [f"{one.kernels_in_graphs:,} of {one.kernels:,}" for one in bills])
+    row("launches", "one by one", [_calls(one.launches, one.median_launch_us) for one in bills])
+    row("", "of graphs", [_calls(one.graph_launches, one.median_graph_launch_us) for one in bills])
+    ahead = [f"{one.queue_depth['median']:,.0f} (at most {one.queue_depth['max']:,.0f})" for one in bills]
+    row("queue", "kernels that wait, median", ahead)
+    row("article", "sum of max(launch, run)", [f"{one.article_formula_us:,.0f} us" for one in bills])
+    return pd.DataFrame(rows)
+
+
+def _modes(bills: Sequence[Bill]) -> list[str]:
+    """A name for each bill, no two equal: its mode and, where that is not enough, its step and process."""
+    names = [one.mode or one.step or "bill" for one in bills]
+    for more in ([one.step for one in bills], [f"process {one.process}" for one in bills]):
+        names = [f"{name} · {extra}" if names.count(name) > 1 else name for name, extra in zip(names, more)]
+    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+
+
+def _time(us: float, wall_us: float) -> str:
+    return f"{us:,.0f} us {100 * us / wall_us if wall_us else 0:5.1f} %"
+
+
+def _calls(count: int, median_us: float) -> str:
+    return f"{count:,} ({median_us:,.1f} us, median)" if count else "0"
+
+
 @dataclass(repr=False)
 class Bill(Shown):
     """Where the wall time of one step went; all times in microseconds.
@@ -146,9 +192,7 @@ class Bill(Shown):
         if not bills:
             raise TimelineError("there is no bill to compare")
         columns: dict[str, dict[tuple[str, str], float]] = {}
-        for i, one in enumerate(bills):
-            name = one.mode or one.step or f"bill {i}"
-            name = name if name not in columns else f"{name} ({i})"
+        for name, one in zip(_modes(bills), bills):
             column: dict[tuple[str, str], float] = {("", "wall"): one.wall_us}
             column |= {("cpu", part): us for part, us in one.parts.items()}
             column |= {("gpu", part): us for part, us in one.gpu.items()}
@@ -158,10 +202,8 @@ class Bill(Shown):
         return table.reset_index()
 
     def table(self) -> pd.DataFrame:
-        """For reading: each part that is not zero, in words, with its share and time."""
-        frame = self.to_frame()
-        frame = frame[frame["us"] > 0]
-        return frame.assign(part=[_MEANING[part] for part in frame["part"]])[["side", "part", "us", "share"]]
+        """For reading: each part that is not zero, in words, with its time and its share."""
+        return reading_table([self])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Two stacked bars, the CPU's and the GPU's; see :func:`cgkit.plotting.bill.bill`."""
@@ -170,17 +212,8 @@ class Bill(Shown):
     def __repr__(self) -> str:
         from cgkit.plotting.tables import text_table
 
-        launched = f"{self.launches:,} launches, {self.graph_launches:,} graph launches"
-        lines = [
-            f"Bill of {self.mode or self.step}: {self.wall_us / 1000:,.3f} ms",
-            text_table(self.table()),
-            f"{self.kernels_tied:,} of {self.kernels:,} kernels tied, {self.kernels_in_graphs:,} of them in graphs",
-            f"{launched}; a launch takes {self.median_launch_us:.1f} us (median)",
-            f"the CPU runs ahead by {self.queue_depth['median']:.0f} kernels (median; "
-            f"{self.queue_depth['max']:.0f} at most)",
-            f"sum of max(launch, run): {self.article_formula_us / 1000:,.3f} ms",
-        ]
-        return "\n".join([*lines, *self.notes])
+        title = " · ".join(filter(None, (self.mode, self.step, str(self.about.get("device") or ""))))
+        return "\n".join([f"Bill of {title}", text_table(self.table()), *self.notes])
 
 
 def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
@@ -190,12 +223,12 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting import bill as picture
     from cgkit.plotting.style import About
 
-    first = bills[0].about
-    frames = [one.to_frame().assign(mode=one.mode or one.step) for one in bills]
+    frames = [one.to_frame().assign(mode=name) for name, one in zip(_modes(bills), bills)]
+    keys = ("model", "mode", "batch", "device", "recorded")
+    common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
     about = About(
-        **{key: str(first.get(key) or "") for key in ("model", "batch", "device", "recorded")},
-        mode=bills[0].mode if len(bills) == 1 else "",
-        emulated=first.get("emulated"),
+        **{key: values.pop() if len(values) == 1 else "" for key, values in common.items()},
+        emulated=any(one.about.get("emulated") for one in bills) or None,
     )
     return picture.bill(pd.concat(frames, ignore_index=True), about, ax=ax)
 
