@@ -1,7 +1,7 @@
 """When the GPU had nothing to do, gap by gap, and what the CPU did meanwhile.
 
-The bill (:mod:`cgkit.measuring.bill`) adds idle time up by cause, exactly; a picture shades whole gaps. Here each gap is
-one row, named after the cause that fills most of it.
+The bill (:mod:`cgkit.measuring.bill`) adds idle time up by cause, exactly; a picture shades whole gaps. Here each
+gap is one row, named after the cause that fills most of it.
 """
 
 from __future__ import annotations

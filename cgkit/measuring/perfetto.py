@@ -1,8 +1,8 @@
 """A timeline as a file for Perfetto (ui.perfetto.dev, which works without uploading) or chrome://tracing.
 
 Chrome's JSON, gzip if the name ends in ``.gz``. Beside the lanes of the trace there are lanes for stages and pieces,
-and an arrow from each launch to each kernel that it ran: a graph launch has as many as it has kernels. Categories and
-arguments are Kineto's, so that other tools, and :meth:`cgkit.measuring.timeline.Timeline.from_trace`, read the file too.
+and an arrow from each launch to each kernel that it ran: a graph launch has as many as it has kernels. Categories
+and arguments are Kineto's, so that other tools (and ``Timeline.from_trace``) read the file too.
 """
 
 from __future__ import annotations

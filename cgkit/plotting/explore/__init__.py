@@ -165,6 +165,12 @@ class Explorer:
         path.write_text(page(self, bill), encoding="utf-8")
         return path
 
+    def html(self) -> str:
+        """The explorer as an HTML fragment, to stand in a page of anybody's; it needs no network."""
+        from cgkit.plotting.explore.page import fragment
+
+        return fragment(self)
+
     def alt(self) -> str:
         """What the picture shows, in a sentence."""
         first, last = rows_of.extent(self.events)

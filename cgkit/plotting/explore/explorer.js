@@ -24,7 +24,10 @@ class Explorer extends Input {
   // ---- the elements
 
   build(element) {
-    const root = (this.root = add(element, "div", { class: "cgx", "data-ready": "" }));
+    // the attribute: JupyterLab leaves the keys to us (D, D would delete the cell)
+    const own = { class: "cgx", "data-ready": "", "data-lm-suppress-shortcuts": "true" };
+    const root = (this.root = add(element, "div", own));
+    if (this.data.head.about) add(root, "div", { class: "cgx-about" }, this.data.head.about);
     const bar = add(root, "div", { class: "cgx-bar", role: "toolbar", "aria-label": "Timeline" });
     this.search = add(bar, "input", { type: "search", placeholder: "search names", "aria-label": "Search event names" });
     this.matches = add(bar, "output", { class: "cgx-count", "aria-live": "polite" });
@@ -51,6 +54,16 @@ class Explorer extends Input {
     this.range = add(root, "div", { class: "cgx-range" });
     this.legend = add(root, "div", { class: "cgx-legend", "aria-label": "Colours" });
     this.panel = add(root, "div", { class: "cgx-panel", "aria-live": "polite" });
+    this.notes(root);
+  }
+
+  // How complete the trace is: the first sentence, the others folded.
+  notes(root) {
+    const [first, ...others] = this.data.head.notes;
+    if (!first) return;
+    const box = add(root, others.length ? "details" : "div", { class: "cgx-notes" });
+    add(box, others.length ? "summary" : "span", {}, first);
+    for (const note of others) add(box, "div", {}, note);
   }
 
   button(parent, text, label, act) {
@@ -147,6 +160,7 @@ class Explorer extends Input {
 
   draw() {
     if (!this.painter.colours) return;
+    const begun = performance.now();
     const { state, data } = this;
     this.painter.draw(state);
     this.drawOverview();
@@ -157,6 +171,7 @@ class Explorer extends Input {
     this.range.textContent = `${duration(state.right - state.left)} of ${duration(data.end)}${merged}`;
     Object.assign(this.root.dataset, { left: state.left, right: state.right, selected: state.selected, merged: columns });
     this.root.dataset.ready = "yes";
+    this.drawMs = performance.now() - begun;
   }
 
   // How busy the GPUs were over the whole trace, and which part of it is shown.
@@ -170,18 +185,12 @@ class Explorer extends Input {
       overview.height = height * ratio;
       overview.style.width = `${width}px`;
       overview.style.height = `${height}px`;
-      this.share = busyShare(data, painter.plot);
+      this.overviewAlone = this.busyPicture(overview, height);
     }
     const pen = overview.getContext("2d");
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.drawImage(this.overviewAlone, 0, 0);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.fillStyle = colours.paper;
-    pen.fillRect(0, 0, width, height);
-    pen.font = FONT;
-    pen.fillStyle = colours.soft;
-    pen.textBaseline = "middle";
-    pen.fillText("GPU busy, whole trace", 18, height / 2);
-    pen.fillStyle = "#0072b2";
-    this.share.forEach((share, x) => share && pen.fillRect(GUTTER + x, height - 3 - share * (height - 8), 1, share * (height - 8)));
     const x = (t) => GUTTER + (t / data.end) * painter.plot;
     const [a, b] = [x(this.state.left), x(this.state.right)];
     pen.fillStyle = colours.paper;
@@ -192,6 +201,26 @@ class Explorer extends Input {
     pen.strokeStyle = colours.accent;
     pen.lineWidth = 1.5;
     pen.strokeRect(a + 0.75, 1, Math.max(b - a - 1.5, 2), height - 2);
+  }
+
+  busyPicture(like, height) {
+    const { painter, data } = this;
+    const { ratio, colours } = painter;
+    const picture = document.createElement("canvas");
+    Object.assign(picture, { width: like.width, height: like.height });
+    const pen = picture.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.fillStyle = colours.paper;
+    pen.fillRect(0, 0, painter.width, height);
+    pen.font = FONT;
+    pen.fillStyle = colours.soft;
+    pen.textBaseline = "middle";
+    pen.fillText("GPU busy, whole trace", 18, height / 2);
+    pen.fillStyle = "#0072b2";
+    busyShare(data, painter.plot).forEach((share, x) => {
+      if (share) pen.fillRect(GUTTER + x, height - 3 - share * (height - 8), 1, share * (height - 8));
+    });
+    return picture;
   }
 
   // ---- where one looks

@@ -51,7 +51,6 @@ class Painter {
   }
 
   draw(state) {
-    const begun = performance.now();
     const { context, ratio, width, height } = this;
     Object.assign(this, { left: state.left, scale: this.plot / (state.right - state.left), right: state.right });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -71,7 +70,6 @@ class Painter {
     context.restore();
     this.steps();
     this.labels(state);
-    this.drawMs = performance.now() - begun;
   }
 
   grid() {
