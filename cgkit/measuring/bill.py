@@ -60,6 +60,8 @@ _IDLE = {
     "idle_sync": ("waiting",),
     "idle_elsewhere": ("runtime_other", "unexplained"),
 }
+#: A launch reaches an idle GPU within some tens of microseconds; far beyond, something else kept it.
+_LATE_US = 1000.0
 _MEANING = {
     "python": "Python, outside of operators",
     "dispatch": "inside operators, outside of calls",
@@ -186,17 +188,20 @@ class Bill(Shown):
 
     @staticmethod
     def compare(bills: Sequence[Bill]) -> pd.DataFrame:
-        """Bills side by side: a row a part or number (``side``, ``part``), a column a mode, microseconds or counts."""
+        """Bills side by side: a row a part and a column a mode.
+
+        ``side`` is "cpu" or "gpu" (microseconds), or "facts" (as :meth:`facts` names them, and ``wall_us``).
+        """
         import pandas as pd
 
         if not bills:
             raise TimelineError("there is no bill to compare")
         columns: dict[str, dict[tuple[str, str], float]] = {}
         for name, one in zip(_modes(bills), bills):
-            column: dict[tuple[str, str], float] = {("", "wall"): one.wall_us}
+            column: dict[tuple[str, str], float] = {("facts", "wall_us"): one.wall_us}
             column |= {("cpu", part): us for part, us in one.parts.items()}
             column |= {("gpu", part): us for part, us in one.gpu.items()}
-            columns[name] = column | {("", fact): value for fact, value in one.facts().items()}
+            columns[name] = column | {("facts", fact): value for fact, value in one.facts().items()}
         table = pd.DataFrame(columns)
         table.index = pd.MultiIndex.from_tuples(table.index, names=["side", "part"])
         return table.reset_index()
@@ -309,12 +314,14 @@ class _Window:
         c = _columns(timeline)
         start = float(step["start_us"])
         cpu_end = start + float(step["dur_us"])
-        mine = c.process == int(step["process"])
-        inside = mine & (c.start >= start) & (c.start < cpu_end)
-        calls = np.flatnonzero(inside & c.is_launch)
-        launched = np.flatnonzero(c.is_work & mine & (c.tied >= 0) & inside[c.tied])
+        first, last = np.searchsorted(c.start, [start, cpu_end])  # events are sorted by their start
+        inside = np.arange(first, last)
+        inside = inside[c.process[inside] == int(step["process"])]
+        calls = inside[c.is_launch[inside]]
+        launched = c.work_by_call[slice(*np.searchsorted(c.tied[c.work_by_call], [first, last]))]
+        launched = launched[c.process[c.tied[launched]] == int(step["process"])]
         end = max(cpu_end, float(c.end[launched].max())) if len(launched) else cpu_end
-        return cls(start, cpu_end, end, launched, calls, _thread(c, inside, int(step["thread"])))
+        return cls(start, cpu_end, end, np.sort(launched), calls, _thread(c, inside, int(step["thread"])))
 
     @classmethod
     def of_all(cls, timeline: Timeline, process: int) -> _Window:
@@ -326,7 +333,7 @@ class _Window:
             raise TimelineError(f"process {process} has no event that could be billed")
         start, end = float(c.start[rows].min()), float(c.end[rows].max())
         cpu_end = float(c.end[cpu].max()) if len(cpu) else start
-        return cls(start, cpu_end, end, work, np.flatnonzero(mine & c.is_launch), _thread(c, mine, None))
+        return cls(start, cpu_end, end, work, np.flatnonzero(mine & c.is_launch), _thread(c, rows, None))
 
 
 @dataclass
@@ -346,6 +353,8 @@ class _Columns:
         self.is_kernel = self.kind == CODE["kernel"]
         self.is_launch = np.isin(self.kind, [CODE["launch"], CODE["graph_launch"]])
         self.is_copy = self.kind == CODE["copy_call"]
+        known = np.flatnonzero(self.is_work & (self.tied >= 0))
+        self.work_by_call = known[np.argsort(self.tied[known], kind="stable")]
 
 
 def _columns(timeline: Timeline) -> _Columns:
@@ -367,16 +376,15 @@ def _columns(timeline: Timeline) -> _Columns:
     return columns
 
 
-def _thread(c: _Columns, inside: NDArray[np.bool_], marked: int | None) -> int:
+def _thread(c: _Columns, inside: NDArray[np.int64], marked: int | None) -> int:
     """The thread that launches most; without launches the marked one, or the one with the most events."""
-    for rows in (inside & (c.is_launch | c.is_copy), inside & c.is_cpu):
-        if rows.any():
+    for rows in (inside[(c.is_launch | c.is_copy)[inside]], inside[c.is_cpu[inside]]):
+        if len(rows):
             threads, count = np.unique(c.thread[rows], return_counts=True)
-            if marked is not None and (marked in threads or not (c.is_launch & rows).any()):
-                most = count.max()
-                if marked not in threads or count[threads == marked][0] == most:
-                    return marked
-            return int(threads[count.argmax()])
+            if marked in threads and count[threads == marked][0] == count.max():
+                return int(marked)  # type: ignore[arg-type]
+            if marked is None or c.is_launch[rows].any():
+                return int(threads[count.argmax()])
     return -1 if marked is None else marked
 
 
@@ -394,6 +402,7 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
             *notes,
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
+    notes = [*notes, *_late(c, mine, window)]
     return Bill(
         wall_us=window.wall_us,
         parts={part: intervals.length(cpu[part]) for part in (*CPU_PARTS, "unexplained")},
@@ -413,6 +422,22 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
         about=timeline.about,
         notes=notes,
     )
+
+
+def _late(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> list[str]:
+    """Says so if the GPU begins long after the first launch although nothing in the trace keeps it."""
+    known = window.launched[c.tied[window.launched] >= 0]
+    if not len(known):
+        return []
+    first = known[c.start[known].argmin()]
+    delay = float(c.start[first] - c.end[c.tied[first]])
+    before = mine & c.is_work & (c.start < c.start[first]) & (c.end > c.end[c.tied[first]])
+    if delay < _LATE_US or before.any():
+        return []
+    return [
+        f"the GPU begins {delay:,.0f} us after the first launch returned, and nothing in the trace keeps it: earlier "
+        "work is probably missing, and the time counts as idle"
+    ]
 
 
 def _cpu_sets(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> dict[str, intervals.Set]:

@@ -129,8 +129,8 @@ def parse(
         warnings += what
         truncated = True
     builder = _Builder(python)
-    for batch in _batches(raws):
-        builder.add(batch)
+    for at in range(0, len(raws), _BATCH):
+        builder.add(raws[at : at + _BATCH])
     return builder.finish(source, header, len(raws), truncated, warnings)
 
 
@@ -257,36 +257,40 @@ def _no_trace(text: str, source: str) -> str:
     )
 
 
-def _batches(raws: Sequence[Any]) -> Iterator[bytes]:
-    for at in range(0, len(raws), _BATCH):
-        yield b"[" + b",".join(map(bytes, raws[at : at + _BATCH])) + b"]"
-
-
 def _lenient(raw: bytes) -> _Event | None:
     """An event that is typed otherwise than Kineto's (``ts`` as a string, say), or None if it is hopeless."""
-    try:
-        event = msgspec.json.decode(raw, type=_AnyEvent)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    try:  # the slower decoder also takes what is no strict JSON (NaN, half a surrogate)
+        event = msgspec.convert(json.loads(raw), type=_AnyEvent)
+    except (ValueError, RecursionError):  # among them msgspec's own errors
         return None
     args = event.args if isinstance(event.args, dict) else {}
     try:
         return _ExactEvent(
             ph=str(event.ph),
-            cat=None if event.cat is None else str(event.cat),
-            name=None if event.name is None else str(event.name),
-            pid=event.pid if isinstance(event.pid, int | str) else None,
-            tid=event.tid if isinstance(event.tid, int | str) else None,
+            cat=None if event.cat is None else _text(event.cat),
+            name=None if event.name is None else _text(event.name),
+            pid=_label(event.pid),
+            tid=_label(event.tid),
             ts=None if event.ts is None else Decimal(str(event.ts)),
             dur=None if event.dur is None else float(event.dur),
             args=_Args(
                 correlation=_integer(args.get("correlation")),
                 stream=_integer(args.get("stream")),
                 device=_integer(args.get("device")),
-                name=str(args["name"]) if "name" in args else None,
+                name=_text(args["name"]) if "name" in args else None,
             ),
         )
     except (ValueError, TypeError, ArithmeticError, OverflowError):
         return None
+
+
+def _text(value: Any) -> str:
+    """As text that can be written as UTF-8."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def _label(value: Any) -> int | str | None:
+    return value if isinstance(value, int) else _text(value) if isinstance(value, str) else None
 
 
 def _integer(value: Any) -> int | None:
@@ -320,8 +324,9 @@ class _Builder:
         self.open: dict[Any, list[_Event]] = {}
         self.warnings: list[str] = []
 
-    def add(self, batch: bytes) -> None:
-        events = self._decoded(batch)
+    def add(self, raws: Sequence[Any]) -> None:
+        """Decodes events, given as the texts of JSON objects, and keeps what is needed of them."""
+        events = self._decoded(raws)
         complete = [e for e in events if e.ph == "X"]
         if len(complete) < len(events):
             complete += self._other_phases([e for e in events if e.ph != "X"])
@@ -336,8 +341,9 @@ class _Builder:
         if good:
             self.columns.append(self._columns(good))
 
-    def _decoded(self, batch: bytes) -> list[_Event]:
-        """All events of a batch; those that are not typed as expected one by one."""
+    def _decoded(self, raws: Sequence[Any]) -> list[_Event]:
+        """All events of a batch together; if one is not typed as expected, one by one."""
+        batch = b"[" + b",".join(map(bytes, raws)) + b"]"
         if not self.exact:
             try:
                 events = msgspec.json.decode(batch, type=list[_Event])
@@ -352,7 +358,7 @@ class _Builder:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         events = []
-        for raw in msgspec.json.decode(batch, type=list[msgspec.Raw]):
+        for raw in raws:
             event = _lenient(bytes(raw))
             if event is None:
                 self.skipped["unreadable"] += 1
@@ -426,6 +432,8 @@ class _Builder:
             raise TimelineError(f"{source or 'the trace'} has no event with a duration (its events: {what})")
         columns: list[Any] = [np.concatenate(parts) for parts in zip(*self.columns)]
         columns = _repaired(columns, self.skipped)
+        if not len(columns[0]):
+            raise TimelineError(f"{source or 'the trace'} has no event whose time and duration are numbers")
         for label in ("unreadable", "without a time", "time or duration is no number", "negative duration"):
             if count := self.skipped.get(label):
                 warnings.append(f"{count:,} events left out: {label}")

@@ -54,10 +54,10 @@ _LAUNCH = re.compile(r"Launch(?!HostFunc)|^hipLaunchByPtr")
 _COPY = re.compile(r"Memcpy|Memset|MemPrefetch", re.I)
 _SYNC = re.compile(r"Synchronize")
 # ranges of Python code that torch reports as if they were operators, and Dynamo's look-up of its cache
-_GUARD = re.compile(r"^(?:TorchDynamo Cache Lookup|cgkit:guard)")
+_GUARD = re.compile(r"^(?:TorchDynamo Cache Lookup|cgkit:guard\b)")
 _RANGE = re.compile(
     r"^(?:Torch-Compiled Region|## Call CompiledFxGraph|Pregraph bytecode|CompiledFunction$|"
-    r"AOTDispatcher Runtime Wrapper|ProfilerStep|cgkit[ :])"
+    r"AOTDispatcher Runtime Wrapper|ProfilerStep|cgkit step$|cgkit:(?!:))"
 )
 
 

@@ -49,6 +49,37 @@ def launched_by(
     return found
 
 
+def owners(
+    kind: Ints, correlation: Ints, process: Ints, start_us: Floats, call: Ints, work: Ints, device: Ints
+) -> dict[int, int]:
+    """Which process each device belongs to, where a trace holds several and their ids may be equal.
+
+    The one that launched most of the device's work before it began, as far as the ids say. Ranks in step with
+    each other fit equally well: then the one at the device's own place (the second pid for the second device), unless
+    another's launches are much nearer.
+    """
+    call = call[np.isin(kind[call], _LAUNCHING) & (correlation[call] > 0)]
+    processes = np.unique(process[call]).tolist()
+    chosen = {}
+    for place, one in enumerate(np.unique(device[work]).tolist()):
+        rows = work[(device[work] == one) & (correlation[work] > 0)]
+        fits = {}
+        for who in processes:
+            calls = call[process[call] == who]
+            calls = calls[np.argsort(correlation[calls], kind="stable")]
+            at = np.minimum(np.searchsorted(correlation[calls], correlation[rows]), len(calls) - 1)
+            delay_us = start_us[rows] - start_us[calls[at]]
+            hit = (correlation[calls[at]] == correlation[rows]) & (delay_us >= 0)
+            if hit.any():
+                fits[who] = (int(hit.sum()), float(np.median(delay_us[hit])))
+        most = max((hits for hits, _ in fits.values()), default=0)
+        best = {who: delay for who, (hits, delay) in fits.items() if hits == most}
+        near = [who for who, delay in best.items() if delay <= 2 * min(best.values()) + 20]
+        if near:
+            chosen[one] = processes[place] if processes[place:] and processes[place] in near else near[0]
+    return chosen
+
+
 def _same(a: Ints, b: Ints) -> NDArray[np.bool_]:
     return (a == b) | (a < 0)
 

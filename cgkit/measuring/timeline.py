@@ -131,7 +131,7 @@ class Timeline(Shown):
         c = self.completeness
         lines = [
             f"{c['kernels_tied']:,} of {c['kernels']:,} kernels tied to what launched them",
-            f"{c['kernels_in_graphs']:,} of {c['kernels']:,} kernels in {_graph_launches(c['graph_launches'])}",
+            _graphs(c["kernels_in_graphs"], c["kernels"], c["graph_launches"]),
         ]
         if skipped := c.get("skipped"):
             left = ", ".join(f"{count:,} {label}" for label, count in skipped.items())
@@ -228,10 +228,11 @@ class Timeline(Shown):
         return "\n  ".join([first, *self.complete()])
 
 
-def _graph_launches(count: int) -> str:
-    return (
-        "no graph launch" if count == 0 else "one graph launch" if count == 1 else f"{count:,} graph launches"
-    )
+def _graphs(inside: int, kernels: int, launches: int) -> str:
+    if not launches:
+        return "no graph was launched"
+    where = "one graph launch" if launches == 1 else f"{launches:,} graph launches"
+    return f"{inside:,} of {kernels:,} kernels in {where}"
 
 
 def _many(count: int, what: str) -> str:

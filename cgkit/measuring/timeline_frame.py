@@ -7,6 +7,7 @@ CPU event names its pid, so they get the process of the call that launched them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ _GPU = np.array([CODE[kind] for kind in GPU_KINDS], np.int8)
 _WORK = np.array([CODE[kind] for kind in GPU_WORK], np.int8)
 _CALLS = np.array([CODE[kind] for kind in CALLS], np.int8)
 _OTHER = CODE["other"]
+#: The marks of our own runs; with two colons it would be one of our operators.
+_MARK = re.compile(r"^cgkit:(?!:)")
 
 
 @dataclass
@@ -81,6 +84,9 @@ def _file(raw: RawTrace, number: int, offset_us: float, first: int, several: boo
     stream = np.where(gpu, stream, -1).astype(np.int32)
     call = np.flatnonzero(np.isin(kind, _CALLS))
     work = np.flatnonzero(np.isin(kind, _WORK))
+    if len(pids) > 1:
+        process, told = _guessed(process, kind, raw, call, work, device)
+        warnings += told
     tied = np.full(len(kind), -1, np.int64)
     tied[work] = ties.launched_by(kind, raw.correlation, process, raw.start_us, call, work)
     process = _processes_of_gpu(process, gpu, device, tied, len(pids))
@@ -123,7 +129,7 @@ def _processes(
     pids, count = np.unique(raw.pid[doing], return_counts=True)
     pids = pids[np.argsort(-count, kind="stable")]
     number = np.full(len(raw.pids), 0, np.int32)
-    ranked = sorted(pids.tolist(), key=lambda pid: str(raw.pids[pid]))
+    ranked = sorted(pids.tolist(), key=lambda pid: _by_number(raw.pids[pid]))
     number[ranked] = np.arange(len(ranked))
     if len(pids):
         others = np.setdiff1d(np.arange(len(raw.pids)), pids)
@@ -132,6 +138,34 @@ def _processes(
     if len(pids) > 1:
         process = np.where(gpu, -1, process).astype(np.int32)
     return process, [raw.pids[pid] for pid in ranked] or [""], []
+
+
+def _by_number(label: int | str) -> tuple[int, str]:
+    return (label, "") if isinstance(label, int) else (0, label)
+
+
+def _guessed(
+    process: NDArray[np.int32],
+    kind: NDArray[np.int8],
+    raw: RawTrace,
+    call: NDArray[np.int64],
+    work: NDArray[np.int64],
+    device: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], list[str]]:
+    """The process of GPU work whose id several processes of one file use: that of its device."""
+    calls = call[raw.correlation[call] > 0]
+    pairs = np.unique(np.column_stack([raw.correlation[calls], process[calls].astype(np.int64)]), axis=0)
+    ids, count = np.unique(pairs[:, 0], return_counts=True)
+    shared = work[np.isin(raw.correlation[work], ids[count > 1])]
+    if not len(shared):
+        return process, []
+    owners = ties.owners(kind, raw.correlation, process, raw.start_us, call, work, device)
+    process = process.copy()
+    process[shared] = [owners.get(one, -1) for one in device[shared].tolist()]
+    return process, [
+        f"{len(shared):,} pieces of GPU work carry ids that several processes of this file use: they were given to "
+        "the process that uses their device"
+    ]
 
 
 def _processes_of_gpu(
@@ -301,7 +335,7 @@ def _pieces(table: pd.DataFrame) -> tuple[pd.Categorical, pd.Categorical]:
 
     n = len(table)
     names = table["name"].cat.categories
-    ours = np.array([str(name).startswith("cgkit:") for name in names], bool)
+    ours = np.array([_MARK.match(str(name)) is not None for name in names], bool)
     start, kind = table["start_us"].to_numpy(), table["kind"].cat.codes.to_numpy()
     cpu = ~np.isin(kind, _GPU) & (kind != _OTHER)
     code = table["name"].cat.codes.to_numpy()
