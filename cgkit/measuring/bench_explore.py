@@ -1,9 +1,9 @@
 """How smoothly the interactive timeline pans: frame times in a real browser.
 
 A page with a synthetic timeline is opened in headless Chromium, and the view is moved a little in each animation
-frame. Two times are taken of each frame: how long the explorer took to draw it, and how long it was from one frame
-to the next (16.7 ms is the screen's own rhythm). Without a GPU Chromium draws in software, so a desktop is faster. What is drawn is made by
-arithmetic; only the frame times are measurements.
+frame. Two times are taken of each frame: how long the explorer took to draw it, and how long it was from one
+frame to the next (16.7 ms is the screen's own rhythm). Without a GPU Chromium draws in software, so a desktop is
+faster. What is drawn is made by arithmetic; only the frame times are measurements.
 """
 
 from __future__ import annotations

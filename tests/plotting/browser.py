@@ -24,7 +24,9 @@ def tab(**options) -> Iterator:
     if chromium is None:
         pytest.skip("no chromium on the path (Debian: apt-get install chromium)")
     with api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--force-color-profile=srgb"])
+        browser = play.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--force-color-profile=srgb"]
+        )
         page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
         page.requests, page.errors = [], []
         page.on("request", lambda request: page.requests.append(request.url))
@@ -44,9 +46,21 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     own = {f"JUPYTER_{name}_DIR": str(folder / f".{name.lower()}") for name in ("CONFIG", "RUNTIME")}
-    own |= {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg", "JUPYTERLAB_SETTINGS_DIR": str(folder / ".settings")}
+    own |= {
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "Agg",
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / ".settings"),
+    }
     own |= {"JUPYTERLAB_WORKSPACES_DIR": str(folder / ".workspaces")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+    ]
     command += [f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password="]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--LabApp.news_url="]
     quiet = folder / ".settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
@@ -54,7 +68,9 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
     quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     log = folder / "server.log"
     with log.open("w") as out:
-        server = subprocess.Popen(command, cwd=folder, env=os.environ | own, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command, cwd=folder, env=os.environ | own, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         address = f"http://127.0.0.1:{port}"
         _wait_until_it_answers(f"{address}/api", server, log)

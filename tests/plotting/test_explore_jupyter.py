@@ -18,7 +18,14 @@ explore(timelines.pieces(6), height=300)
 
 
 def notebook(path):
-    cell = {"cell_type": "code", "source": CELL.strip(), "metadata": {}, "outputs": [], "execution_count": None, "id": "a"}
+    cell = {
+        "cell_type": "code",
+        "source": CELL.strip(),
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+        "id": "a",
+    }
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     path.write_text(json.dumps({"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
 
@@ -72,7 +79,9 @@ def test_the_widget_draws_and_reacts_in_jupyterlab(tmp_path):
         page.click(".jp-Notebook .cm-content >> nth=-1")
         page.keyboard.press("Control+s")
         page.wait_for_timeout(1500)
-        outside = [url for url in page.requests if not re.match(rf"{address}|data:|blob:|ws://127\.0\.0\.1", url)]
+        outside = [
+            url for url in page.requests if not re.match(rf"{address}|data:|blob:|ws://127\.0\.0\.1", url)
+        ]
         assert outside == []
         page.screenshot(path=tmp_path / "jupyterlab.png")  # for whoever wants to look
     cell, _ = json.loads((tmp_path / "look.ipynb").read_text())["cells"]

@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from cgkit.measuring.event_kinds import KINDS
+
 COLUMNS = [
     "lane", "kind", "name", "start_us", "dur_us", "correlation", "stream", "device", "process", "thread",
     "launched_by", "graph_launch", "piece", "stage",
@@ -27,7 +29,7 @@ class Builder:
         correlation = self.rows[launched_by][5] if launched_by >= 0 else -1
         tie = launched_by if graph else -1
         self.rows.append(
-            [lane, kind, name, start, dur, correlation, stream, 0, 0, stream, launched_by, tie, piece, stage]
+            [lane, kind, name, start, dur, correlation, stream, 0, 0, -1, launched_by, tie, piece, stage]
         )
         return len(self.rows) - 1
 
@@ -39,7 +41,8 @@ class Builder:
         frame = frame.iloc[order].reset_index(drop=True)
         for column in ("launched_by", "graph_launch"):
             frame[column] = [new[i] if i >= 0 else -1 for i in frame[column]]
-        for column in ("lane", "kind", "name", "piece", "stage"):
+        frame["kind"] = pd.Categorical(frame["kind"], KINDS)
+        for column in ("lane", "name", "piece", "stage"):
             frame[column] = frame[column].astype("category")
         return frame
 
