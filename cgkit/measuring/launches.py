@@ -89,5 +89,5 @@ def idle_by_stream(timeline: Timeline) -> pd.DataFrame:
                 "works": len(at),
             }
         )
-    columns = "process device stream busy_us host_wait_us kernel_wait_us other_us works".split()
+    columns = ["process", "device", "stream", "busy_us", "host_wait_us", "kernel_wait_us", "other_us", "works"]
     return pd.DataFrame(rows, columns=columns).astype({"works": np.int64})
