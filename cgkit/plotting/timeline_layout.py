@@ -24,6 +24,9 @@ GPU = ("kernel", "memcpy", "memset")
 #: Kinds in the order of the legend.
 KINDS = (*WORK, *CALLS, *GPU, *GPU_MARKS)
 _EPSILON_US = 5e-4  # Kineto rounds to nanoseconds: a child may end that much after its parent
+_OVERLAP_US = 1.0  # a kernel may begin before the one before it in its stream has ended: they share a row
+#: The blocks of rows that a lane may have, from the top.
+SIDES = ("work", "calls", "gpu", "gpu_marks")
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,19 @@ class Layout:
         return sum(group.rows for group in self.groups)
 
 
-def layout(events: pd.DataFrame, lanes: Sequence[str] | None = None, most_deep: int | None = None) -> Layout:
+def layout(
+    events: pd.DataFrame,
+    lanes: Sequence[str] | None = None,
+    most_deep: int | None = None,
+    sides: Sequence[str] = SIDES,
+) -> Layout:
     """Gives each event a row: threads that call the runtime first, each process' GPU under its threads.
 
     Args:
         events: ``Timeline.events``, or a part of it.
         lanes: only these lanes.
-        most_deep: leave out operators nested deeper than that (0: nothing above ``most_deep`` rows).
+        most_deep: leave out operators nested deeper than that.
+        sides: only these, in this order within a lane.
     """
     row = np.full(len(events), -1, dtype=np.int32)
     start, dur = events["start_us"].to_numpy(float), events["dur_us"].to_numpy(float)
@@ -129,11 +138,11 @@ def layout(events: pd.DataFrame, lanes: Sequence[str] | None = None, most_deep: 
         inside = np.flatnonzero(lane_codes == code)
         if len(inside) and (kind[inside] == "other").all():
             continue  # the profiler's own remarks
-        for side in ("work", "calls", "gpu", "gpu_marks"):
+        for side in sides:
             chosen = inside[side_of[inside] == side]
             if not len(chosen):
                 continue
-            depth = _depths(start[chosen], dur[chosen])
+            depth = _depths(start[chosen], dur[chosen], _OVERLAP_US if side == "gpu" else _EPSILON_US)
             if most_deep is not None and side == "work":
                 depth[depth >= most_deep] = -1
             rows = int(depth.max()) + 1
@@ -194,14 +203,14 @@ def codes_of(column: pd.Series) -> tuple[np.ndarray, list[str]]:
     return codes, [str(name) for name in names]
 
 
-def _depths(start: np.ndarray, dur: np.ndarray) -> np.ndarray:
+def _depths(start: np.ndarray, dur: np.ndarray, slack_us: float) -> np.ndarray:
     """How many events of the same group enclose each; events that merely overlap get rows of their own."""
     order = np.lexsort((-dur, start))
     begins, ends = start[order].tolist(), (start + dur)[order].tolist()
     depth = np.zeros(len(start), dtype=np.int32)
     open_ends: list[float] = []
     for place, begin, end in zip(order.tolist(), begins, ends):
-        while open_ends and open_ends[-1] <= begin + _EPSILON_US:
+        while open_ends and open_ends[-1] <= begin + slack_us:
             open_ends.pop()
         depth[place] = len(open_ends)
         open_ends.append(end)

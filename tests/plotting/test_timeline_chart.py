@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from cgkit.plotting import About, svg, title_of
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.timeline_chart import RASTERISE_ABOVE, compare_timelines, short_name, timeline
+from cgkit.plotting.timeline_canvas import RASTERISE_ABOVE, short_name
+from cgkit.plotting.timeline_chart import compare_timelines, timeline
 from tests.plotting import timelines
 
 ABOUT = About("toy", "eager", "batch 1", "no device", emulated=True)

@@ -6,8 +6,8 @@ const CHAR = 7; // pixels, about, of one character
 
 // Collects what is shorter than a pixel: events come sorted, so one column is open at a time.
 class Columns {
-  constructor(boxes, paints) {
-    Object.assign(this, { boxes, amount: new Float64Array(paints), touched: [], column: -1 });
+  constructor(boxes) {
+    Object.assign(this, { boxes, amount: new Float64Array(boxes.length), touched: [], column: -1 });
   }
 
   begin(bottom) {
@@ -32,6 +32,7 @@ class Columns {
 
   flush() {
     let y = this.bottom;
+    if (this.touched.length > 1) this.touched.sort((a, b) => a - b); // the same order in each column, idle on top
     for (const paint of this.touched) {
       const height = Math.min(this.amount[paint], 1) * BAR;
       this.amount[paint] = 0;
@@ -42,6 +43,31 @@ class Columns {
       else box.push(this.column, y, 1, height);
     }
     this.touched.length = 0;
+  }
+}
+
+// The idle times of a row, drawn as the events come by, so that both are in order of time.
+class Gaps {
+  constructor(painter, row, columns, firstPaint) {
+    const { data } = painter;
+    const to = data.gapFirst[row + 1], from = data.gapFirst[row];
+    const at = Math.max(from, upperBound(data.gap_start, painter.left, from, to) - 1);
+    Object.assign(this, { painter, columns, firstPaint, to, at, y: painter.rowY[row] });
+  }
+
+  until(t) {
+    const { painter, columns } = this;
+    const { gap_start: start, gap_dur: dur, gap_cause: cause } = painter.data;
+    for (; this.at < this.to && start[this.at] < t; this.at++) {
+      const paint = this.firstPaint + cause[this.at];
+      const x = painter.x(start[this.at]), wide = dur[this.at] * painter.scale;
+      if (wide < 1) {
+        columns.add(x, wide, paint);
+        continue;
+      }
+      const [left, width] = clipped(x, wide, painter.width);
+      if (width > 0) painter.boxes[paint].push(left, this.y, width, BAR);
+    }
   }
 }
 

@@ -64,7 +64,6 @@ class Painter {
     context.rect(GUTTER, AXIS, this.plot, height - AXIS);
     context.clip();
     context.translate(0, AXIS - state.scroll);
-    this.gaps();
     this.events(state);
     this.arrows(state);
     context.restore();
@@ -87,38 +86,15 @@ class Painter {
     }
   }
 
-  gaps() {
-    const { data, context } = this;
-    for (let row = 0; row < data.rows; row++) {
-      const y = this.rowY[row];
-      const to = data.gapFirst[row + 1];
-      let i = data.gapFirst[row];
-      if (y < 0 || i === to) continue;
-      i = Math.max(i, upperBound(data.gap_start, this.left, i, to) - 1);
-      for (; i < to && data.gap_start[i] < this.right; i++) {
-        const wide = data.gap_dur[i] * this.scale;
-        if (wide < 1) continue;
-        const x = this.x(data.gap_start[i]);
-        const [from, width] = clipped(x, wide, this.width);
-        context.fillStyle = this.gapFills[data.gap_cause[i]];
-        context.fillRect(from, y, width, BAR);
-        const hatch = this.gapHatches[data.gap_cause[i]];
-        if (hatch && width > 5) {
-          context.fillStyle = hatch;
-          context.fillRect(from, y, width, BAR);
-        }
-      }
-    }
-  }
-
   events(state) {
     const { data } = this;
     const paints = this.palette.length;
-    this.boxes = Array.from({ length: 2 * paints }, () => []); // per paint; the second half: dimmed by a search
+    // per paint: events, events that a search dims, idle times
+    this.boxes = Array.from({ length: 2 * paints + this.gapFills.length }, () => []);
     this.texts = [];
     this.kernels = [];
     this.inColumns = 0;
-    const columns = new Columns(this.boxes, 2 * paints);
+    const columns = new Columns(this.boxes);
     for (let row = 0; row < data.rows; row++) {
       if (this.rowY[row] < 0 || this.rowY[row] + ROW < state.scroll) continue;
       if (this.rowY[row] > state.scroll + this.height) break;
@@ -135,7 +111,9 @@ class Painter {
     const onGpu = data.head.groups[data.groupOfRow[row]].side === "gpu";
     let i = Math.max(data.rowFirst[row], upperBound(start, left, data.rowFirst[row], to) - 1);
     columns.begin(y + BAR);
+    const gaps = new Gaps(this, row, columns, 2 * paints);
     for (; i < to && start[i] < right; i++) {
+      gaps.until(start[i]);
       const wide = dur[i] * scale;
       const x = GUTTER + (start[i] - left) * scale;
       const paint = this.paint[i] + (state.hit && !state.hit[name[i]] ? paints : 0);
@@ -150,6 +128,7 @@ class Painter {
       if (width > 30) this.texts.push(i, from, y, width);
       if (onGpu && this.kernels.length <= 120) this.kernels.push(i);
     }
+    gaps.until(right);
     columns.flush();
   }
 
@@ -157,12 +136,15 @@ class Painter {
     const { context } = this;
     this.boxes.forEach((box, b) => {
       if (!box.length) return;
-      const paint = b % paints;
-      context.globalAlpha = b < paints ? 1 : 0.22;
-      context.fillStyle = this.fills[paint];
+      const gap = b - 2 * paints;
+      const [colour, hatch] = gap < 0
+        ? [this.fills[b % paints], this.hatches[b % paints]]
+        : [this.gapFills[gap], this.gapHatches[gap]];
+      context.globalAlpha = b < paints || gap >= 0 ? 1 : 0.22;
+      context.fillStyle = colour;
       for (let k = 0; k < box.length; k += 4) context.fillRect(box[k], box[k + 1], box[k + 2], box[k + 3]);
-      if (!this.hatches[paint]) return;
-      context.fillStyle = this.hatches[paint];
+      if (!hatch) return;
+      context.fillStyle = hatch;
       for (let k = 0; k < box.length; k += 4) {
         if (box[k + 2] > 5) context.fillRect(box[k], box[k + 1], box[k + 2], box[k + 3]);
       }
