@@ -249,6 +249,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
     ),
+    "explore": (
+        "frame times of the interactive timeline in headless Chromium",
+        lambda: import_module("cgkit.measuring.bench_explore"),
+    ),
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),

@@ -53,6 +53,7 @@ class Gaps {
     const to = data.gapFirst[row + 1], from = data.gapFirst[row];
     const at = Math.max(from, upperBound(data.gap_start, painter.left, from, to) - 1);
     Object.assign(this, { painter, columns, firstPaint, to, at, y: painter.rowY[row] });
+    this.next = at < to ? data.gap_start[at] : Infinity;
   }
 
   until(t) {
@@ -68,6 +69,7 @@ class Gaps {
       const [left, width] = clipped(x, wide, painter.width);
       if (width > 0) painter.boxes[paint].push(left, this.y, width, BAR);
     }
+    this.next = this.at < this.to ? start[this.at] : Infinity;
   }
 }
 

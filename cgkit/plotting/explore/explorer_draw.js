@@ -43,7 +43,7 @@ class Painter {
     this.hatches = this.palette.map((paint, p) => paint.hatch && hatching(this.context, paint.hatch, this.inks[p]));
     const gaps = this.data.head.gap_paints;
     this.gapFills = gaps.map((paint) => (dark && paint.dark) || paint.colour);
-    this.gapHatches = gaps.map((paint) => paint.hatch && hatching(this.context, paint.hatch, colours.line));
+    this.gapHatches = gaps.map((paint) => paint.hatch && hatching(this.context, paint.hatch, colours.soft));
   }
 
   x(t) {
@@ -112,13 +112,14 @@ class Painter {
     let i = Math.max(data.rowFirst[row], upperBound(start, left, data.rowFirst[row], to) - 1);
     columns.begin(y + BAR);
     const gaps = new Gaps(this, row, columns, 2 * paints);
+    let merged = 0;
     for (; i < to && start[i] < right; i++) {
-      gaps.until(start[i]);
+      if (start[i] > gaps.next) gaps.until(start[i]);
       const wide = dur[i] * scale;
       const x = GUTTER + (start[i] - left) * scale;
       const paint = this.paint[i] + (state.hit && !state.hit[name[i]] ? paints : 0);
       if (wide < 1) {
-        this.inColumns++;
+        merged++;
         columns.add(x, wide, paint);
         continue;
       }
@@ -130,6 +131,7 @@ class Painter {
     }
     gaps.until(right);
     columns.flush();
+    this.inColumns += merged;
   }
 
   fill(paints) {
