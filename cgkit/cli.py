@@ -257,4 +257,8 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
     ),
+    "traces": (
+        "reading and billing a profiler trace of a million events, against HolisticTraceAnalysis",
+        lambda: import_module("cgkit.measuring.bench_traces"),
+    ),
 }

@@ -347,8 +347,8 @@ class _Builder:
         if not self.exact:
             try:
                 events = msgspec.json.decode(batch, type=list[_Event])
-                largest = max((abs(e.ts) for e in events if e.ts is not None and e.ph == "X"), default=0.0)
-                if largest < EXACT_BELOW_US:
+                times = [e.ts for e in events if e.ts is not None]
+                if not times or max(max(times), -min(times)) < EXACT_BELOW_US:
                     return events
                 self.exact = True
             except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -399,15 +399,17 @@ class _Builder:
 
     def _columns(self, events: list[_Event]) -> tuple[NDArray[Any], ...]:
         args = [e.args or _NO_ARGS for e in events]
-        names, categories, pids, tids = self.names, self.categories, self.pids, self.tids
-        n = len(events)
+
+        def codes(of: _Codes, keys: list[Any], dtype: Any) -> NDArray[Any]:
+            return np.array(list(map(of.__getitem__, keys)), dtype)
+
         return (
             self._starts([e.ts for e in events]),
             np.array([np.nan if e.dur is None else e.dur for e in events], np.float64),
-            np.fromiter((names[e.name or ""] for e in events), np.int32, n),
-            np.fromiter((categories[e.cat or ""] for e in events), np.int16, n),
-            np.fromiter((pids[e.pid] for e in events), np.int32, n),
-            np.fromiter((tids[e.tid] for e in events), np.int32, n),
+            codes(self.names, [e.name for e in events], np.int32),
+            codes(self.categories, [e.cat for e in events], np.int16),
+            codes(self.pids, [e.pid for e in events], np.int32),
+            codes(self.tids, [e.tid for e in events], np.int32),
             _integers([a.correlation for a in args], np.int64),
             _integers([a.stream for a in args], np.int32),
             _integers([a.device for a in args], np.int32),
@@ -416,7 +418,7 @@ class _Builder:
     def _starts(self, times: list[Any]) -> NDArray[np.float64]:
         if self.base is None:
             self.base = next((_exactly(t) for t in times if _finite(t)), Decimal(0))
-        if all(type(t) is float for t in times) and abs(self.base) < Decimal(EXACT_BELOW_US):
+        if not self.exact and set(map(type, times)) == {float} and abs(self.base) < Decimal(EXACT_BELOW_US):
             return np.array(times, np.float64) - float(self.base)
         base = self.base
         return np.array([float(_exactly(t) - base) if _finite(t) else np.nan for t in times], np.float64)
@@ -442,8 +444,8 @@ class _Builder:
                 warnings.append(f"{count:,} events left out: {label}")
         arrays: dict[str, Any] = dict(zip(_COLUMNS, columns))
         return RawTrace(
-            names=list(self.names),
-            categories=list(self.categories),
+            names=[name or "" for name in self.names],
+            categories=[category or "" for category in self.categories],
             pids=["" if pid is None else pid for pid in self.pids],
             tids=["" if tid is None else tid for tid in self.tids],
             base_us=self.base or Decimal(0),

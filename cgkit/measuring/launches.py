@@ -2,14 +2,16 @@
 
 Where they differ from HTA 0.5.0 (``cgkit bench traces`` compares them on one trace):
 
-- HTA's launch statistics list ``cudaLaunchKernel``, ``cudaLaunchKernelExC`` and the asynchronous copies only: not the
-  driver's calls (``cuLaunchKernel``, ``cuLaunchKernelEx``: all of Triton's launches), not AMD's, and not the kernels of a
-  graph launch, since it joins one launch with one kernel. Restricted to those calls (``like_hta``), the numbers are equal.
-- HTA rounds begins up and ends down to whole microseconds (unless ``HTA_DISABLE_NS_ROUNDING`` is set), which takes up to
-  2 us from every kernel: a GPU full of short kernels appears idle. Without the rounding the idle times are equal.
+- HTA's launch statistics list ``cudaLaunchKernel``, ``cudaLaunchKernelExC`` and the asynchronous copies only: not
+  the driver's calls (``cuLaunchKernel``, ``cuLaunchKernelEx``: all of Triton's launches), not AMD's, and not the
+  kernels of a graph launch, since it joins one launch with one kernel. Restricted to those calls (``like_hta``),
+  the numbers are equal.
+- HTA rounds begins up and ends down to whole microseconds (unless ``HTA_DISABLE_NS_ROUNDING`` is set), which takes
+  up to 2 us from every kernel: a GPU full of short kernels appears idle. Without the rounding the idle times are
+  equal.
 - HTA leaves out the last profiler step by default.
-- HTA's idle time is the time between one event of a stream and the next (negative where they overlap), summed over streams; the
-  bill's is the time in which no stream works.
+- HTA's idle time is the time between one event of a stream and the next (negative where they overlap), summed over
+  streams; the bill's is the time in which no stream works, and runs to the step's ends.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ def idle_by_stream(timeline: Timeline) -> pd.DataFrame:
     """The gaps of each stream, between its first and its last work.
 
     Returns:
-        Columns ``process``, ``device``, ``stream``, ``busy_us``, ``host_wait_us`` (the next work was launched only after the one
-        before had ended), ``kernel_wait_us`` (other gaps below :data:`KERNEL_WAIT_US`), ``other_us``, ``works``.
+        Columns ``process``, ``device``, ``stream``, ``busy_us``, ``host_wait_us`` (the next work was launched only
+        after the one before had ended), ``kernel_wait_us`` (other gaps below :data:`KERNEL_WAIT_US`), ``other_us``,
+        ``works``.
     """
     import pandas as pd
 
@@ -89,5 +92,14 @@ def idle_by_stream(timeline: Timeline) -> pd.DataFrame:
                 "works": len(at),
             }
         )
-    columns = ["process", "device", "stream", "busy_us", "host_wait_us", "kernel_wait_us", "other_us", "works"]
+    columns = [
+        "process",
+        "device",
+        "stream",
+        "busy_us",
+        "host_wait_us",
+        "kernel_wait_us",
+        "other_us",
+        "works",
+    ]
     return pd.DataFrame(rows, columns=columns).astype({"works": np.int64})

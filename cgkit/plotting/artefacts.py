@@ -6,6 +6,7 @@ first time that an artefact is shown.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,29 @@ def compilation_counter(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def bill_card(artefact: Any) -> str:
+    """Where the wall time went: two bars, and the table behind them."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.table(), rows=40))
+
+
+def timeline_card(artefact: Any) -> str:
+    """The static picture (of the middle step), how complete it is, the steps, and the events by kind."""
+    events = artefact.to_frame()
+    kinds = (
+        events.groupby("kind", observed=True)["dur_us"].agg(events="count", longest_us="max").reset_index()
+    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in artefact.complete())
+    steps = table(artefact.steps.drop(columns=["thread"], errors="ignore"), rows=6)
+    return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+
+
+def _timeline_picture(artefact: Any) -> str:
+    """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
+    explorer = artefact.explore()
+    data = base64.b64encode(explorer.picture()).decode()
+    return f'<img style="max-width:100%" alt="{escape(explorer.alt())}" src="data:image/png;base64,{data}">'
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -107,6 +131,8 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Timeline": timeline_card,
+    "Bill": bill_card,
 }
 
 for _name, _render in RENDERERS.items():
