@@ -68,6 +68,7 @@ def compare_timelines(
     *,
     ax: Axes | None = None,
     windows: Sequence[Window] | None = None,
+    gaps: Sequence[pd.DataFrame | None] | None = None,
     arrows: bool = True,
     colour: str = "piece",
     most_deep: int | None = 2,
@@ -78,18 +79,21 @@ def compare_timelines(
         frames: ``Timeline.events`` of each, for instance one step eager and one replayed.
         names: of the modes.
         windows: the part of each to draw, in microseconds of its own trace; else all of it.
+        gaps: of each, as for :func:`timeline`.
 
     Raises:
-        ValueError: not as many names (or windows) as frames.
+        ValueError: none at all, or not as many names (or windows) as frames.
     """
+    if not frames:
+        raise ValueError("there is no timeline to draw")
     windows = list(windows) if windows is not None else [rows_of.extent(frame) for frame in frames]
     if not len(frames) == len(names) == len(windows):
         raise ValueError(
             f"{len(frames)} timelines, {len(names)} names, {len(windows)} windows: give one of each"
         )
     bands = [
-        Band(rows_of.cut(frame, window), window, None, most_deep, colour, None)
-        for frame, window in zip(frames, windows)
+        Band(rows_of.cut(frame, window), window, None, most_deep, colour, idle)
+        for frame, window, idle in zip(frames, windows, gaps or [None] * len(frames))
     ]
     longest = max(band.window[1] - band.window[0] for band in bands)
     own = ax is None

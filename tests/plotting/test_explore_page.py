@@ -214,3 +214,21 @@ def test_short_events_are_filled_columns_of_their_true_area(tmp_path, page):
             "return [area / 17, busy * p.scale] })()"
         )
         assert area == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("part", ["nothing", "cpu", "gpu"])
+def test_a_trace_that_lacks_a_side_opens_too(part, tmp_path, page):
+    events = timelines.pieces(3)
+    on_gpu = events["stream"] >= 0
+    events = {"nothing": events.iloc[:0], "cpu": events[~on_gpu], "gpu": events[on_gpu]}[part]
+    path = explore(events).save(tmp_path / "part.html")
+    errors = []
+    with page.context.browser.new_page() as other:
+        other.on("pageerror", lambda error: errors.append(str(error)))
+        other.goto(path.as_uri())
+        other.wait_for_selector(".cgx[data-ready=yes]")
+        other.focus("canvas.cgx-canvas")
+        for key in ("+", ".", "Enter", "Shift+ArrowDown", "f", "n", "0"):
+            other.keyboard.press(key)
+        frame(other)
+    assert errors == []

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from cgkit.measuring.timeline import Timeline
 from cgkit.plotting import About, svg, title_of
 from cgkit.plotting import timeline_layout as rows_of
 from cgkit.plotting.timeline_canvas import RASTERISE_ABOVE, short_name
@@ -152,6 +153,18 @@ def test_runs_are_compared_on_one_time_axis():
     assert f"eager: {walls[0]:,.2f} µs" in texts and f"PIECEWISE: {walls[1]:,.2f} µs" in texts
     with pytest.raises(ValueError, match="2 timelines, 1 names"):
         compare_timelines([eager, pieces], ["eager"])
+
+
+def test_timelines_are_compared_by_their_median_step():
+    runs = [
+        Timeline(timelines.eager(20), {"mode": "eager"}),
+        Timeline(timelines.pieces(3), {"mode": "PIECEWISE"}),
+    ]
+    ax = Timeline.plot_against(runs)
+    assert title_of(ax).startswith("One time axis: eager against PIECEWISE")
+    assert any(label.startswith("idle: ") for label in legend(ax))
+    with pytest.raises(ValueError, match="no timeline"):
+        Timeline.plot_against([])
 
 
 def test_nothing_at_all_is_drawn_too():
