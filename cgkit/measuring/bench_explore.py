@@ -71,7 +71,8 @@ def measure(events: list[int], *, frames: int = 120, chromium: str = "") -> pd.D
 
     Returns:
         A row a size and view: ``events``, ``view``, ``events_in_view``, ``frames``, median and 95th percentile of
-        ``draw_..._ms`` (the explorer's own work) and ``frame_..._ms`` (from frame to frame), and what it was run on.
+        ``draw_..._ms`` (the explorer's own work) and ``frame_..._ms`` (from frame to frame), and what it was run on
+        (``load``: how many processes wanted a core meanwhile).
 
     Raises:
         CgkitError: playwright or Chromium is not there.
@@ -177,6 +178,7 @@ def _in_browser(page: Path, frames: int, chromium: str) -> list[dict[str, Any]]:
                     "canvas": f"{WIDTH}x{HEIGHT}",
                     "browser": f"Chromium {browser.version}, headless",
                     "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU used",
+                    "load": round(os.getloadavg()[0], 1),
                 }
             )
         browser.close()

@@ -88,3 +88,17 @@ def test_the_widget_draws_and_reacts_in_jupyterlab(tmp_path):
     (output,) = cell["outputs"]
     assert {"image/png", "text/plain", "application/vnd.jupyter.widget-view+json"} <= set(output["data"])
     assert "Timeline" in output["metadata"]["image/png"]["alt"]
+
+
+def test_a_notebook_that_was_run_elsewhere_shows_the_static_picture(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook(tmp_path / "look.ipynb")
+    book = nbformat.read(tmp_path / "look.ipynb", 4)
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    nbformat.write(book, tmp_path / "look.ipynb")
+    with jupyter_lab(tmp_path) as address, tab() as page:
+        page.goto(f"{address}/lab/tree/look.ipynb?reset")
+        page.wait_for_selector(".jp-OutputArea-output img", timeout=90_000)
+        width = page.evaluate("document.querySelector('.jp-OutputArea-output img').naturalWidth")
+        assert width > 600
+        assert page.locator(".cgx").count() == 0
