@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cgkit import events
 from cgkit.capturing.captured import CapturedGraphs, device_of
-from cgkit.capturing.out_of_memory import capture_out_of_memory
+from cgkit.capturing.out_of_memory import capture_out_of_memory, is_out_of_memory
 from cgkit.capturing.platform import GraphPlatform, get_platform, peak_bytes, reserved_bytes, session
 from cgkit.capturing.sizes import CaptureSizes
 from cgkit.capturing.static_inputs import StaticInputs, as_call
@@ -104,10 +104,11 @@ class _Capture:
 
     def run(self, make_inputs: Callable[[int], Any] | None, uniform_sizes: Sequence[int] | None) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
-        with session(platform), torch.no_grad(), gc_held_off():
+        plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
+        with ExitStack() as stack, torch.no_grad(), gc_held_off():
             started = time.perf_counter()
-            plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
             with self._naming_what_fitted(plan, 0):
+                stack.enter_context(session(platform))
                 inputs = captured.inputs = self._make_inputs(make_inputs)
                 captured.open_ledger()
             self._learn_output_dims(plan)
@@ -174,7 +175,9 @@ class _Capture:
         try:
             yield
             return
-        except (torch.OutOfMemoryError, CaptureOutOfMemoryError) as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             # Without its traceback, whose frames hold what was allocated last.
             failed = error.with_traceback(None)
             failed.__context__ = None

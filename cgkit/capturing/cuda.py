@@ -12,7 +12,7 @@ import gc
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,10 +24,34 @@ from cgkit.tensor_trees import map_tensors
 T = TypeVar("T")
 
 
-class CudaPool(NamedTuple):
-    """The id of a pool."""
+#: Graphs whose capture CUDA refused to begin or to end. The pinned-memory allocator of torch 2.11 goes on
+#: asking them whether a stream belongs to their capture, so they must not be destroyed.
+_refused: list[torch.cuda.CUDAGraph] = []
 
-    handle: tuple[int, int]
+
+class CudaPool:
+    """A pool of the allocator, by its id: ``handle``.
+
+    A refused capture spoils the id for good: the allocator of pinned memory believes that it is still
+    recording into it, and nothing can tell it otherwise. The pool then goes on under a new id, and
+    ``spoiled`` keeps the old ones, whose memory is freed with the rest.
+    """
+
+    __slots__ = ("handle", "spoiled")
+
+    def __init__(self) -> None:
+        self.spoiled: list[tuple[int, int]] = []
+        self.handle: tuple[int, int] = tuple(torch.cuda.graph_pool_handle())  # type: ignore[assignment]
+
+    def spoil(self) -> None:
+        """Goes on under a new id."""
+        self.spoiled.append(self.handle)
+        self.handle = tuple(torch.cuda.graph_pool_handle())  # type: ignore[assignment]
+
+    @property
+    def handles(self) -> list[tuple[int, int]]:
+        """All ids that the pool has had."""
+        return [*self.spoiled, self.handle]
 
 
 class CudaGraph:
@@ -74,17 +98,17 @@ class CudaPlatform:
         self.device = torch.cuda.current_device() if index is None else index
         self.keep_graphs = keep_graphs
         self._stream: torch.cuda.Stream | None = None
-        self._graphs: dict[tuple[int, int], list[CudaGraph]] = {}
-        self._ranges: dict[tuple[int, int], tuple[int, list[int], list[int]]] = {}
-        self._grown: dict[tuple[int, int], int] = {}
-        self._to_release: dict[tuple[int, int], int] = {}
+        self._graphs: dict[CudaPool, list[CudaGraph]] = {}
+        self._ranges: dict[CudaPool, tuple[int, list[int], list[int]]] = {}
+        self._grown: dict[CudaPool, int] = {}
+        self._to_release: dict[CudaPool, list[tuple[int, int]]] = {}
 
     def new_pool(self) -> CudaPool:
         """A pool that the platform's graphs share; it grows when something is recorded."""
         with torch.cuda.device(self.device):
             torch.cuda.init()
-            pool = CudaPool(tuple(torch.cuda.graph_pool_handle()))  # type: ignore[arg-type]
-        self._graphs[pool.handle] = []
+            pool = CudaPool()
+        self._graphs[pool] = []
         return pool
 
     @property
@@ -110,10 +134,10 @@ class CudaPlatform:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            collecting = gc.isenabled()
-            gc.disable()
             outer = torch.cuda.current_stream()
             self.stream.wait_stream(outer)
+            collecting = gc.isenabled()
+            gc.disable()
             try:
                 with torch.cuda.stream(self.stream):
                     yield
@@ -156,9 +180,9 @@ class CudaPlatform:
         if outer != own:
             outer.wait_stream(own)
         # Nothing but the pool grows meanwhile: captured allocations go there, and this thread makes no other.
-        self._grown[pool.handle] = self._grown.get(pool.handle, 0) + max(0, self._reserved() - before)
+        self._grown[pool] = self._grown.get(pool, 0) + max(0, self._reserved() - before)
         recorded = CudaGraph(graph, self.keep_graphs)
-        self._graphs.setdefault(pool.handle, []).append(recorded)
+        self._graphs.setdefault(pool, []).append(recorded)
         return recorded, output
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: CudaPool, ended: bool = False) -> None:
@@ -169,8 +193,10 @@ class CudaPlatform:
                 return
             except RuntimeError:  # invalidated: CUDA has ended it and says so
                 pass
-        stopped = torch_hooks.end_failed_capture(self.device, pool.handle)
-        self._to_release[pool.handle] = self._to_release.get(pool.handle, 0) + stopped
+        if torch_hooks.end_failed_capture(self.device, pool.handle):
+            self._to_release.setdefault(pool, []).append(pool.handle)
+        _refused.append(graph)
+        pool.spoil()
 
     def weak_ref(self, value: Any, pool: CudaPool) -> Any:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""
@@ -183,7 +209,7 @@ class CudaPlatform:
 
     def _owns(self, address: int, pool: CudaPool) -> bool:
         """Whether ``address`` lies in the pool. Its segments are listed anew only after something grew."""
-        reserved, starts, ends = self._ranges.get(pool.handle, (-1, [], []))
+        reserved, starts, ends = self._ranges.get(pool, (-1, [], []))
         for _ in range(2):
             at = bisect_right(starts, address) - 1
             if at >= 0 and address < ends[at]:
@@ -191,11 +217,16 @@ class CudaPlatform:
             now = self._reserved()
             if now == reserved:
                 return False
-            segments = sorted(torch_hooks.pool_segments(pool.handle))
+            segments = sorted(self._segments(pool))
             starts, ends = [start for start, _, _ in segments], [start + size for start, size, _ in segments]
             reserved = now
-            self._ranges[pool.handle] = (reserved, starts, ends)
+            self._ranges[pool] = (reserved, starts, ends)
         return False
+
+    @staticmethod
+    def _segments(pool: CudaPool) -> list[tuple[int, int, int]]:
+        """(address, total bytes, allocated bytes) of each segment."""
+        return [segment for handle in pool.handles for segment in torch_hooks.pool_segments(handle)]
 
     def _reserved(self) -> int:
         """Bytes that the process has reserved on the device (the nested statistics: no flattening)."""
@@ -204,11 +235,11 @@ class CudaPlatform:
 
     def quick_reserved_bytes(self, pool: CudaPool) -> int:
         """By how much recordings have grown the pool: see ``reserved_bytes`` in platform.py."""
-        return self._grown.get(pool.handle, 0)
+        return self._grown.get(pool, 0)
 
     def pool_bytes(self, pool: CudaPool) -> PoolBytes:
         """What the pool takes, from the allocator's list of segments."""
-        segments = torch_hooks.pool_segments(pool.handle)
+        segments = self._segments(pool)
         return PoolBytes(sum(size for _, size, _ in segments), sum(used for _, _, used in segments))
 
     def peak_bytes(self, pool: CudaPool) -> int:
@@ -225,12 +256,12 @@ class CudaPlatform:
     def free(self, pool: CudaPool) -> None:
         """Resets the pool's graphs, which gives its memory back to the device."""
         torch.cuda.synchronize(self.device)
-        for recorded in self._graphs.pop(pool.handle, []):
+        for recorded in self._graphs.pop(pool, []):
             recorded.graph.reset()
-        for _ in range(self._to_release.pop(pool.handle, 0)):
-            torch_hooks.release_pool(self.device, pool.handle)
-        self._ranges.pop(pool.handle, None)
-        self._grown.pop(pool.handle, None)
+        for handle in self._to_release.pop(pool, []):
+            torch_hooks.release_pool(self.device, handle)
+        self._ranges.pop(pool, None)
+        self._grown.pop(pool, None)
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:

@@ -10,11 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import torch
+
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureOutOfMemoryError
 from cgkit.forward_context import BatchDescriptor
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out: the allocator's own error, the emulated pool's, or CUDA's.
+
+    The driver needs memory of its own, for a stream or for an instantiated graph, and torch reports its
+    refusal as a plain ``AcceleratorError``.
+    """
+    if isinstance(error, torch.OutOfMemoryError | CaptureOutOfMemoryError):
+        return True
+    return isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
 
 
 def requested_bytes(error: BaseException) -> int | None:

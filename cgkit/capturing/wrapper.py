@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from cgkit import events, forward_context
 from cgkit.capturing.addresses import Addresses, AddressReader
+from cgkit.capturing.out_of_memory import is_out_of_memory
 from cgkit.capturing.platform import GraphPlatform, RecordedGraph, reserved_bytes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
@@ -193,9 +192,11 @@ class CUDAGraphWrapper(Shown):
         runnable = self.runnable
         try:
             return self.platform.record(lambda: runnable(*args, **kwargs), self.pool)
-        except (CgkitError, torch.OutOfMemoryError):
+        except CgkitError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise CaptureError(
                 f"{self.name} could not be recorded at {tuple(key)} on the {self.platform.name} platform: "
                 f"{type(error).__name__}: {error}. What waits for the device or reads a value on "

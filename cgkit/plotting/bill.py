@@ -59,10 +59,10 @@ def bill(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
         _names(ax, modes)
         ax.set_ylim(len(modes) - 0.5, -0.5)
         ax.set_xlim(0, longest / scale * 1.02 or 1)
-        ax.set_xlabel(f"wall time of one step ({unit})")
+        ax.set_xlabel(f"wall time ({unit})")
         ax.grid(axis="x")
         _legend(ax, [part for part in LOOKS if part in drawn], drawn, alone)
-        put_title(ax, "Where the wall time of a step goes", about)
+        put_title(ax, "Where the wall time goes", about)
     return ax
 
 

@@ -67,9 +67,18 @@ def _reason(error: Exception) -> str:
     text = _TAIL.split(str(error), maxsplit=1)[0].strip()
     context = re.search(r"Developer debug context: (raised exception .*)", str(error))
     if context:  # forward itself raised: that is the reason
-        return f"forward raises: {context.group(1).removeprefix('raised exception ')}"
+        return f"forward raises: {_exception(context.group(1).removeprefix('raised exception '))}"
     lines = [line for line in text.splitlines() if line.strip() and "report an issue to PyTorch" not in line]
     return f"{type(error).__name__}: " + "\n    ".join(lines)
+
+
+def _exception(shown: str) -> str:
+    """An exception as one writes it: torch 2.11 shows Dynamo's variables instead of their values."""
+    if "Variable(" not in shown:
+        return shown
+    name = re.search(r"<class '(?:\w+\.)*(\w+)'>", shown) or re.match(r"(\w+?)(?:\(|$)", shown)
+    values = re.findall(r"ConstantVariable\(\w+: (.*?)\)(?=[,\])]|$)", shown)
+    return f"{name[1] if name else 'an exception'}({', '.join(values)})"
 
 
 def _advice(error: Exception) -> str:

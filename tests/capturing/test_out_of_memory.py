@@ -9,7 +9,7 @@ from cgkit.capturing import capture
 from cgkit.capturing.captured import _alive
 from cgkit.capturing.emulated import EmulatedPlatform
 from cgkit.capturing.out_of_memory import requested_bytes, show_bytes
-from cgkit.errors import CaptureOutOfMemoryError
+from cgkit.errors import CaptureError, CaptureOutOfMemoryError
 from tests.capturing.fakes import FakePlatform, out_of_memory
 from tests.capturing.models import Layers, Toy, toy
 
@@ -77,6 +77,17 @@ def test_on_a_gpu_the_process_works_on():
     x = torch.randn(3, 1024, device="cuda")
     captured = capture(made, [4])
     torch.testing.assert_close(captured(x), made(x))
+
+
+def test_cuda_itself_may_refuse():
+    refused = torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+    platform = FakePlatform(fail_after=1, error=refused)
+    with pytest.raises(CaptureOutOfMemoryError, match="CUDA error: out of memory"):
+        capture(toy("cpu"), [1, 2], platform=platform)
+    other = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(CaptureError) as caught:
+        capture(toy("cpu"), [1, 2], platform=FakePlatform(fail_after=1, error=other))
+    assert not isinstance(caught.value, CaptureOutOfMemoryError)
 
 
 def test_reading_what_was_asked_for():

@@ -103,10 +103,21 @@ def test_a_forbidden_call_leaves_the_process_usable():
     del caught, cause
     torch.cuda.synchronize()
     assert not torch.cuda.is_current_stream_capturing()
-    graph, y = record(platform, pool, lambda: x * 2)
-    graph.replay()
+    kept = record(platform, pool, lambda: x * 3)
+    for _ in range(2):  # twice: each refused capture spoils one of the allocator's ids
+        with pytest.raises(RuntimeError, match="when stream is capturing"):
+            platform.record(lambda: x * x.sum().item(), pool)
+        graph, y = record(platform, pool, lambda: x * 2)
+        pinned = torch.ones(8).pin_memory()  # the allocator of pinned memory works on too
+        graph.replay()
+        platform.synchronize()
+        assert torch.equal(y, torch.full_like(x, 2.0)) and torch.equal(pinned.cuda(), x)
+        assert platform.pool_bytes(pool).reserved >= platform.quick_reserved_bytes(pool) > 0
+    kept[0].replay()
     platform.synchronize()
-    assert torch.equal(y, torch.full_like(x, 2.0))
+    assert torch.equal(kept[1], torch.full_like(x, 3.0))
+    assert platform.weak_ref(kept[1], pool) is not kept[1]  # what lies under the old id is the pool's still
+    del kept, graph, y
     platform.free(pool)
     torch.cuda.empty_cache()
     assert platform.pool_bytes(pool).reserved == 0

@@ -8,7 +8,7 @@ from torch import nn
 
 from cgkit import compilation_counter, torch_hooks
 from cgkit.errors import CgkitError, TraceError
-from cgkit.tracing import trace
+from cgkit.tracing import failures, trace
 from tests.tracing.models import Mlp
 
 
@@ -83,6 +83,18 @@ def test_the_line_the_reason_and_the_way_out(cls, line, reason, advice, dispatch
     assert caught.value.__cause__ is not None
     assert torch_hooks.count_bytecode_hooks() == 0
     assert "Error while creating guard" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "ValueError('not today')",
+        "ValueError([ConstantVariable(str: 'not today')])",
+        "ExceptionVariable(<class 'ValueError'>)([ConstantVariable(str: 'not today')])",
+    ],
+)
+def test_an_exception_is_shown_as_it_was_raised(shown):
+    assert failures._exception(shown) == "ValueError('not today')"
 
 
 def test_a_second_good_model_works_after_a_bad_one():
