@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -244,11 +245,13 @@ class Canvas:
 
 
 def short_name(name: str, chars: int) -> str:
-    """The telling part of an event's name in ``chars`` characters, or nothing.
+    """The telling part of an event's name in ``chars`` characters, or nothing; of ``file.py(12): run`` the function.
 
     >>> short_name("void at::native::elementwise_kernel<4, float>(int)", 24)
     'elementwise_kernel'
     """
+    if python := re.search(r"([^/]*)\(\d+\): (.+)$", name):
+        name = python[2]
     bare = name.split("(")[0].split("<")[0].removeprefix("void ").removeprefix("aten::").strip()
     bare = bare.rsplit("::", 1)[-1] or name
     if len(bare) <= chars:

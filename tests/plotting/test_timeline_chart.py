@@ -207,6 +207,7 @@ def test_streams_and_processes_are_kept_apart():
     [
         ("void at::native::vectorized_elementwise_kernel<4>(int)", "vectorized_elementwise_kernel"),
         ("内核", "内核"),
+        ("torch/nn/modules/module.py(1500): _call_impl", "_call_impl"),
     ],
 )
 def test_names_are_shortened_to_what_tells(name, short):

@@ -89,8 +89,10 @@ function searchNames(data, text) {
   return { hit, found };
 }
 
-// The telling part of a name: no namespaces, no template arguments, no parameters.
+// The telling part of a name: no namespaces, template arguments or parameters; of Python "file.py(12): run" the function.
 function shortName(name) {
+  const python = name.match(/([^/]*)\(\d+\): (.+)$/);
+  if (python) return `${python[2]} (${python[1]})`;
   const bare = name.split("(")[0].split("<")[0].replace(/^void /, "").trim();
   return bare.split("::").pop() || name;
 }
