@@ -67,7 +67,15 @@ class _AnyEvent(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own name
+    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own names
+    deviceProperties: Any = None  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    cgkit: Any = None
+
+    def header(self) -> dict[str, Any]:
+        """The other keys of the top level that we use."""
+        return {name: getattr(self, name) for name in self.__struct_fields__[1:]}
 
 
 @dataclass
@@ -123,14 +131,15 @@ def parse(
     try:
         whole = msgspec.json.decode(data, type=_File | list[msgspec.Raw])
         raws: Sequence[Any] = whole.traceEvents if isinstance(whole, _File) else whole
-        header = {} if isinstance(whole, list) else _header(data)
+        header = whole.header() if isinstance(whole, _File) else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raws, header, what = _salvage(data, source)
         warnings += what
         truncated = True
     builder = _Builder(python)
     for at in range(0, len(raws), _BATCH):
-        builder.add(raws[at : at + _BATCH])
+        batch = raws[at : at + _BATCH]
+        builder.add(batch, _text_of(batch, data))
     return builder.finish(source, header, len(raws), truncated, warnings)
 
 
@@ -176,21 +185,6 @@ def _gunzip(packed: bytes | bytearray, name: str) -> tuple[bytearray, list[str]]
         if bytes(view[:2]) != b"\x1f\x8b":  # padding after the last member
             break
     return text, []
-
-
-def _header(data: bytes | bytearray) -> dict[str, Any]:
-    """The top level's other keys: the few that we use."""
-    try:
-        return msgspec.to_builtins(msgspec.json.decode(data, type=_Header))
-    except msgspec.MsgspecError:
-        return {}
-
-
-class _Header(msgspec.Struct):
-    deviceProperties: Any = None  # noqa: N815
-    distributedInfo: Any = None  # noqa: N815
-    baseTimeNanoseconds: Any = None  # noqa: N815
-    cgkit: Any = None
 
 
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -255,6 +249,16 @@ def _no_trace(text: str, source: str) -> str:
         f"{source or 'the text'} is no chrome trace: it has neither traceEvents nor a list of events "
         f"(it begins with {begin!r}); torch.profiler writes one with export_chrome_trace"
     )
+
+
+def _text_of(raws: Sequence[Any], data: bytes | bytearray) -> bytes:
+    """The events as the text of one list. They lie behind each other in ``data``: then that is one copy."""
+    first, last = (np.frombuffer(raw, np.uint8) for raw in (raws[0], raws[-1]))
+    base = np.frombuffer(data, np.uint8).ctypes.data
+    start, end = first.ctypes.data - base, last.ctypes.data + len(last) - base
+    if 0 <= start < end <= len(data):
+        return b"[" + data[start:end] + b"]"
+    return b"[" + b",".join(map(bytes, raws)) + b"]"
 
 
 def _lenient(raw: bytes) -> _Event | None:
@@ -324,9 +328,9 @@ class _Builder:
         self.open: dict[Any, list[_Event]] = {}
         self.warnings: list[str] = []
 
-    def add(self, raws: Sequence[Any]) -> None:
-        """Decodes events, given as the texts of JSON objects, and keeps what is needed of them."""
-        events = self._decoded(raws)
+    def add(self, raws: Sequence[Any], batch: bytes) -> None:
+        """Decodes events, given each for itself and all as one list, and keeps what is needed of them."""
+        events = self._decoded(raws, batch)
         complete = [e for e in events if e.ph == "X"]
         if len(complete) < len(events):
             complete += self._other_phases([e for e in events if e.ph != "X"])
@@ -341,9 +345,8 @@ class _Builder:
         if good:
             self.columns.append(self._columns(good))
 
-    def _decoded(self, raws: Sequence[Any]) -> list[_Event]:
+    def _decoded(self, raws: Sequence[Any], batch: bytes) -> list[_Event]:
         """All events of a batch together; if one is not typed as expected, one by one."""
-        batch = b"[" + b",".join(map(bytes, raws)) + b"]"
         if not self.exact:
             try:
                 events = msgspec.json.decode(batch, type=list[_Event])
@@ -358,8 +361,8 @@ class _Builder:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         events = []
-        for raw in raws:
-            event = _lenient(bytes(raw))
+        for raw in map(bytes, raws):
+            event = _lenient(raw)
             if event is None:
                 self.skipped["unreadable"] += 1
             else:
