@@ -1,9 +1,9 @@
 """How long it takes to read and bill a trace of a million events, against HolisticTraceAnalysis (HTA).
 
 Both read the same synthetic trace in a process of their own, one after the other; imports are not counted, time and
-memory of the process are. HTA 0.5.0 is older than pandas 3 and fails or crawls on it: give it an environment of its own
-with pandas 2 (``--hta-python``). With ``--trace`` both read traces of yours instead, and what they find is compared: launch
-statistics (HTA assumes one launch, one kernel) and idle time.
+memory of the process are. HTA 0.5.0 is older than pandas 3 and fails or crawls on it: give it an environment of its
+own with pandas 2 (``--hta-python``). With ``--trace`` both read traces of yours instead, and what they find is
+compared: launch statistics (HTA assumes one launch, one kernel) and idle time.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: int = 3) -> pd.DataFrame:
     """Time and memory, a row a run; the tools take turns.
 
-    Columns ``tool``, ``version``, ``pandas`` (its version), ``run``, ``events``, ``file_bytes``, ``load_s``, ``bill_s``, ``total_s`` (wall
-    time), ``cpu_s`` (processor time of the same work: it depends less on what else runs), ``peak_bytes``, ``kernels``.
+    Columns ``tool``, ``version``, ``pandas`` (its version), ``run``, ``events``, ``file_bytes``, ``load_s``,
+    ``bill_s``, ``total_s`` (wall time), ``cpu_s`` (processor time of the same work: it depends less on what else runs),
+    ``peak_bytes``, ``kernels``.
 
     Raises:
         CgkitError: cgkit's own process failed, or HTA's failed although it is installed.
