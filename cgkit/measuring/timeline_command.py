@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cgkit.errors import CgkitError, TimelineError
-from cgkit.measuring.bill import Bill, bill, plot, reading_table, whole
+from cgkit.measuring.bill import Bill, bill, plot, whole
+from cgkit.measuring.bill_table import reading_table
 from cgkit.measuring.timeline import WHOLE, Timeline
 
 
