@@ -1,8 +1,9 @@
 """How long it takes to read and bill a trace of a million events, against HolisticTraceAnalysis (HTA).
 
 Both read the same synthetic trace in a process of their own, one after the other; imports are not counted, time and
-memory of the process are. With ``--trace`` both read traces of yours instead, and what they find is compared: launch
-statistics (HTA assumes one launch, one kernel) and idle time.
+memory of the process are. HTA 0.5.0 is older than pandas 3 and fails or crawls on it: give it an environment of its
+own with pandas 2 (``--hta-python``). With ``--trace`` both read traces of yours instead, and what they find is
+compared: launch statistics (HTA assumes one launch, one kernel) and idle time.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: int = 3) -> pd.DataFrame:
     """Time and memory, a row a run; the tools take turns.
 
-    Columns ``tool``, ``version``, ``run``, ``events``, ``file_bytes``, ``load_s``, ``bill_s``, ``total_s`` (wall
-    time), ``cpu_s`` (processor time of the same work: it depends less on what else runs), ``peak_bytes``, ``kernels``.
+    Columns ``tool``, ``version``, ``pandas`` (its version), ``run``, ``events``, ``file_bytes``, ``load_s``,
+    ``bill_s``, ``total_s`` (wall time), ``cpu_s`` (processor time of the same work: it depends less on what else runs),
+    ``peak_bytes``, ``kernels``.
 
     Raises:
         CgkitError: cgkit's own process failed, or HTA's failed although it is installed.
@@ -75,7 +77,7 @@ def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: i
 
     from cgkit.measuring import synthetic_trace
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "synthetic.json"
         synthetic_trace.write(path, events)
@@ -88,8 +90,9 @@ def measure(events: int = 1_000_000, hta_python: str = sys.executable, repeat: i
                     {
                         "tool": tool,
                         "version": found["version"],
+                        "pandas": found["pandas"],
                         "run": i,
-                        "events": found.get("events", events),
+                        "events": rows[0]["events"] if rows else found["events"],
                         "file_bytes": size,
                         "load_s": found["load_s"],
                         "bill_s": found["bill_s"],
@@ -222,7 +225,7 @@ def worker(path: str) -> dict[str, Any]:
     import resource
     import time
 
-    import pandas  # noqa: F401 - imports are not counted
+    import pandas  # imports are not counted
 
     from cgkit import __version__
     from cgkit.measuring import bill, chrome_trace, timeline_frame  # noqa: F401
@@ -239,6 +242,7 @@ def worker(path: str) -> dict[str, Any]:
         "cpu_s": time.process_time() - before,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "version": __version__,
+        "pandas": pandas.__version__,
         "events": timeline.completeness["events_read"],
         "launches": {"kernels": one.kernels_tied},
         "median_step": step.step,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from cgkit.display import Shown
 from cgkit.errors import TimelineError
 from cgkit.measuring import intervals
+from cgkit.measuring.bill_table import names_of, reading_table
 from cgkit.measuring.event_kinds import CODE, GPU_WORK
 
 if TYPE_CHECKING:
@@ -62,69 +63,6 @@ _IDLE = {
 }
 #: A launch reaches an idle GPU within some tens of microseconds; far beyond, something else kept it.
 _LATE_US = 1000.0
-_MEANING = {
-    "python": "Python, outside of operators",
-    "dispatch": "inside operators, outside of calls",
-    "guards": "Dynamo's guards",
-    "kernel_launches": "launching kernels one by one",
-    "graph_launches": "launching graphs",
-    "copies": "starting copies",
-    "runtime_other": "other calls of the driver",
-    "waiting": "waiting for the GPU",
-    "unexplained": "unexplained",
-    "busy": "busy",
-    "idle_launching": "idle, the CPU was launching",
-    "idle_python": "idle, the CPU was in Python",
-    "idle_sync": "idle, the CPU was waiting",
-    "idle_elsewhere": "idle, the CPU was elsewhere",
-    "idle_inside_graph": "idle, between nodes of a graph",
-}
-
-
-def reading_table(bills: Sequence[Bill]) -> pd.DataFrame:
-    """Bills side by side for people: the parts in words, times with their share of the wall time, then the counts."""
-    import pandas as pd
-
-    rows: list[dict[str, str]] = []
-    names = _modes(bills)
-
-    def row(side: str, label: str, cells: Sequence[str]) -> None:
-        rows.append({"": side, "part": label, **dict(zip(names, cells))})
-
-    row("wall", "", [f"{one.wall_us:,.0f} us" for one in bills])
-    for side in ("cpu", "gpu"):
-        sides = [one.parts if side == "cpu" else one.gpu for one in bills]
-        for part in sides[0]:
-            if any(parts[part] > 0 for parts in sides):
-                row(
-                    side,
-                    _MEANING[part],
-                    [_time(parts[part], one.wall_us) for parts, one in zip(sides, bills)],
-                )
-    row("kernels", "tied to their launch", [f"{one.kernels_tied:,} of {one.kernels:,}" for one in bills])
-    row("", "run by a graph launch", [f"{one.kernels_in_graphs:,} of {one.kernels:,}" for one in bills])
-    row("launches", "one by one", [_calls(one.launches, one.median_launch_us) for one in bills])
-    row("", "of graphs", [_calls(one.graph_launches, one.median_graph_launch_us) for one in bills])
-    ahead = [f"{one.queue_depth['median']:,.0f} (at most {one.queue_depth['max']:,.0f})" for one in bills]
-    row("queue", "kernels that wait, median", ahead)
-    row("article", "sum of max(launch, run)", [f"{one.article_formula_us:,.0f} us" for one in bills])
-    return pd.DataFrame(rows)
-
-
-def _modes(bills: Sequence[Bill]) -> list[str]:
-    """A name for each bill, no two equal: its mode and, where that is not enough, its step and process."""
-    names = [one.mode or one.step or "bill" for one in bills]
-    for more in ([one.step for one in bills], [f"process {one.process}" for one in bills]):
-        names = [f"{name} · {extra}" if names.count(name) > 1 else name for name, extra in zip(names, more)]
-    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
-
-
-def _time(us: float, wall_us: float) -> str:
-    return f"{us:,.0f} us {100 * us / wall_us if wall_us else 0:5.1f} %"
-
-
-def _calls(count: int, median_us: float) -> str:
-    return f"{count:,} ({median_us:,.1f} us, median)" if count else "0"
 
 
 @dataclass(repr=False)
@@ -198,7 +136,7 @@ class Bill(Shown):
         if not bills:
             raise TimelineError("there is no bill to compare")
         columns: dict[str, dict[tuple[str, str], float]] = {}
-        for name, one in zip(_modes(bills), bills):
+        for name, one in zip(names_of(bills), bills):
             column: dict[tuple[str, str], float] = {("facts", "wall_us"): one.wall_us}
             column |= {("cpu", part): us for part, us in one.parts.items()}
             column |= {("gpu", part): us for part, us in one.gpu.items()}
@@ -229,7 +167,7 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting import bill as picture
     from cgkit.plotting.style import About
 
-    frames = [one.to_frame().assign(mode=name) for name, one in zip(_modes(bills), bills)]
+    frames = [one.to_frame().assign(mode=name) for name, one in zip(names_of(bills), bills)]
     keys = ("model", "mode", "batch", "device", "recorded")
     common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
     about = About(

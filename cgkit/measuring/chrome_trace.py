@@ -10,10 +10,8 @@ events before it. Times stay exact: where they are too large for a float64 to ho
 from __future__ import annotations
 
 import json
-import re
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgkit.errors import TimelineError
+from cgkit.measuring import trace_text
 
 #: Above this many microseconds a float64 cannot tell one nanosecond from the next.
 EXACT_BELOW_US = 2.0**43
@@ -67,7 +66,15 @@ class _AnyEvent(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own name
+    traceEvents: list[msgspec.Raw]  # noqa: N815 - the format's own names
+    deviceProperties: Any = None  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    cgkit: Any = None
+
+    def header(self) -> dict[str, Any]:
+        """The other keys of the top level that we use."""
+        return {name: getattr(self, name) for name in self.__struct_fields__[1:]}
 
 
 @dataclass
@@ -110,7 +117,7 @@ def read(path: str | Path, *, python: bool = False) -> RawTrace:
         TimelineError: there is no such file, it is empty, or there is no event in it that could be read.
     """
     path = Path(path)
-    data, warnings = _contents(path)
+    data, warnings = trace_text.contents(path)
     return parse(data, source=path.name, python=python, warnings=warnings)
 
 
@@ -123,138 +130,26 @@ def parse(
     try:
         whole = msgspec.json.decode(data, type=_File | list[msgspec.Raw])
         raws: Sequence[Any] = whole.traceEvents if isinstance(whole, _File) else whole
-        header = {} if isinstance(whole, list) else _header(data)
+        header = whole.header() if isinstance(whole, _File) else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raws, header, what = _salvage(data, source)
+        raws, header, what = trace_text.salvage(data, source)
         warnings += what
         truncated = True
     builder = _Builder(python)
     for at in range(0, len(raws), _BATCH):
-        builder.add(raws[at : at + _BATCH])
+        batch = raws[at : at + _BATCH]
+        builder.add(batch, _text_of(batch, data))
     return builder.finish(source, header, len(raws), truncated, warnings)
 
 
-def _contents(path: Path) -> tuple[bytes | bytearray, list[str]]:
-    """The file's text, unpacked; what could not be unpacked is said in the second value."""
-    try:
-        data: bytes | bytearray = path.read_bytes()
-    except FileNotFoundError:
-        raise TimelineError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise TimelineError(f"{path} is a directory; name the trace files in it") from None
-    except OSError as error:
-        raise TimelineError(f"{path} cannot be read: {error.strerror or error}") from None
-    if not data:
-        raise TimelineError(f"{path} is empty (0 bytes): the profiler has not finished writing it")
-    warnings: list[str] = []
-    if data[:2] == b"\x1f\x8b":
-        data, warnings = _gunzip(data, path.name)
-    if data[:3] == b"\xef\xbb\xbf":
-        data = data[3:]
-    return data, warnings
-
-
-def _gunzip(packed: bytes | bytearray, name: str) -> tuple[bytearray, list[str]]:
-    """Unpacks as much as is whole; gzip files may consist of several members."""
-    text = bytearray()
-    view = memoryview(packed)
-    while view.nbytes:
-        one = zlib.decompressobj(31)
-        try:
-            for at in range(0, view.nbytes, 1 << 20):
-                text += one.decompress(view[at : at + (1 << 20)])
-                if one.eof:
-                    left = len(one.unused_data) + max(view.nbytes - at - (1 << 20), 0)
-                    break
-        except zlib.error as error:
-            if text:
-                return text, [f"the gzip stream is damaged after {len(text):,} bytes of text ({error})"]
-            raise TimelineError(f"{name} is no readable gzip file: {error}") from None
-        if not one.eof:
-            return text, [f"the gzip stream ends in the middle, after {len(text):,} bytes of text"]
-        view = view[view.nbytes - left :]
-        if bytes(view[:2]) != b"\x1f\x8b":  # padding after the last member
-            break
-    return text, []
-
-
-def _header(data: bytes | bytearray) -> dict[str, Any]:
-    """The top level's other keys: the few that we use."""
-    try:
-        return msgspec.to_builtins(msgspec.json.decode(data, type=_Header))
-    except msgspec.MsgspecError:
-        return {}
-
-
-class _Header(msgspec.Struct):
-    deviceProperties: Any = None  # noqa: N815
-    distributedInfo: Any = None  # noqa: N815
-    baseTimeNanoseconds: Any = None  # noqa: N815
-    cgkit: Any = None
-
-
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_NEXT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
-
-
-def _salvage(data: bytes | bytearray, source: str) -> tuple[list[bytes], dict[str, Any], list[str]]:
-    """Event by event from a text that is no whole JSON; stops where nothing more can be read."""
-    text = bytes(data).decode("utf-8", "replace")
-    start, header = 0, {}
-    if match := _EVENTS.search(text):
-        start = match.end()
-        try:
-            header = json.loads(text[:start] + "]}")
-        except (ValueError, RecursionError):
-            header = {}
-    elif text.lstrip()[:1] == "[":
-        start = text.index("[") + 1
-    else:
-        raise TimelineError(_no_trace(text, source))
-    events: list[bytes] = []
-    holes = 0
-    end = len(text)
-    for piece in _objects(text, start):
-        if piece is None:
-            holes += 1
-        else:
-            events.append(piece.encode("utf-8", "replace"))
-    if not events:
-        raise TimelineError(f"{source or 'the text'} ends before its first whole event: nothing to show")
-    what = [
-        f"the file is cut off or damaged: {len(events):,} whole events were read of its {end:,} characters"
-    ]
-    if holes:
-        what.append(f"{holes:,} places inside the file could not be read and were skipped")
-    return events, header if isinstance(header, dict) else {}, what
-
-
-def _objects(text: str, at: int) -> Iterator[str | None]:
-    """The whole JSON objects from ``at`` on; None where something had to be skipped."""
-    scan = json.JSONDecoder().raw_decode
-    blank = re.compile(r"[\s,]*")
-    while True:
-        at = blank.match(text, at).end()  # type: ignore[union-attr]
-        if text[at : at + 1] in ("", "]"):
-            return
-        try:
-            _, end = scan(text, at)
-            yield text[at:end]
-            at = end
-        except (ValueError, RecursionError):
-            following = _NEXT.search(text, at + 1)
-            if following is None:
-                return
-            yield None
-            at = following.start()
-
-
-def _no_trace(text: str, source: str) -> str:
-    begin = text[:40].encode("unicode_escape").decode("ascii")
-    return (
-        f"{source or 'the text'} is no chrome trace: it has neither traceEvents nor a list of events "
-        f"(it begins with {begin!r}); torch.profiler writes one with export_chrome_trace"
-    )
+def _text_of(raws: Sequence[Any], data: bytes | bytearray) -> bytes:
+    """The events as the text of one list. They lie behind each other in ``data``: then that is one copy."""
+    first, last = (np.frombuffer(raw, np.uint8) for raw in (raws[0], raws[-1]))
+    base = np.frombuffer(data, np.uint8).ctypes.data
+    start, end = first.ctypes.data - base, last.ctypes.data + len(last) - base
+    if 0 <= start < end <= len(data):
+        return b"[" + data[start:end] + b"]"
+    return b"[" + b",".join(map(bytes, raws)) + b"]"
 
 
 def _lenient(raw: bytes) -> _Event | None:
@@ -324,9 +219,9 @@ class _Builder:
         self.open: dict[Any, list[_Event]] = {}
         self.warnings: list[str] = []
 
-    def add(self, raws: Sequence[Any]) -> None:
-        """Decodes events, given as the texts of JSON objects, and keeps what is needed of them."""
-        events = self._decoded(raws)
+    def add(self, raws: Sequence[Any], batch: bytes) -> None:
+        """Decodes events, given each for itself and all as one list, and keeps what is needed of them."""
+        events = self._decoded(raws, batch)
         complete = [e for e in events if e.ph == "X"]
         if len(complete) < len(events):
             complete += self._other_phases([e for e in events if e.ph != "X"])
@@ -341,9 +236,8 @@ class _Builder:
         if good:
             self.columns.append(self._columns(good))
 
-    def _decoded(self, raws: Sequence[Any]) -> list[_Event]:
+    def _decoded(self, raws: Sequence[Any], batch: bytes) -> list[_Event]:
         """All events of a batch together; if one is not typed as expected, one by one."""
-        batch = b"[" + b",".join(map(bytes, raws)) + b"]"
         if not self.exact:
             try:
                 events = msgspec.json.decode(batch, type=list[_Event])
@@ -358,8 +252,8 @@ class _Builder:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         events = []
-        for raw in raws:
-            event = _lenient(bytes(raw))
+        for raw in map(bytes, raws):
+            event = _lenient(raw)
             if event is None:
                 self.skipped["unreadable"] += 1
             else:

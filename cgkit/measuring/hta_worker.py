@@ -41,7 +41,7 @@ def main(path: str) -> dict[str, Any]:
     result["bill_s"] = time.perf_counter() - loaded
     result["cpu_s"] = time.process_time() - before
     result["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result["version"] = version("HolisticTraceAnalysis")
+    result |= {"version": version("HolisticTraceAnalysis"), "pandas": version("pandas")}
     return result
 
 
