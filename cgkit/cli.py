@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour``, ``cgkit timeline`` and ``cgkit bench``.
+"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit bench`` and ``cgkit cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     _tour_parser(commands, common)
     _timeline_parser(commands, common)
     _bench_parser(commands, common)
+    _cache_parser(commands, common)
     return parser
 
 
@@ -115,6 +116,25 @@ def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         one = names.add_parser(name, parents=[common], help=what, description=what)
         one.load = load
         one.set_defaults(run=run_bench, bench=name, load=load)
+
+
+def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="look into the compile cache, or make one file of it",
+        description="Compiled pieces by key, in $CGKIT_CACHE_DIR: the next process compiles nothing.",
+    )
+    verbs = cache.add_subparsers(title="what to do", required=True, metavar="VERB")
+    for verb, what, arguments in (
+        ("list", "the keys on disk, the newest first", ()),
+        ("explain", "why two keys differ, factor by factor", ("KEY_A", "KEY_B")),
+        ("pack", "write the whole cache into one file", ("FILE",)),
+        ("unpack", "put a packed cache into this one (it is code: only from somebody you trust)", ("FILE",)),
+    ):
+        one = verbs.add_parser(verb, parents=[common], help=what, description=what)
+        for argument in arguments:
+            one.add_argument(argument.lower(), metavar=argument)
+        one.set_defaults(run=run_cache, verb=verb)
 
 
 class _LazyParser(argparse.ArgumentParser):
@@ -224,6 +244,35 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
     return 0
 
 
+def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit cache list | explain | pack | unpack``."""
+    from cgkit.compiling import cache
+
+    out = sys.stderr if args.json else sys.stdout
+    facts: dict[str, Any] = {"folder": str(cache.cache_root())}
+    if args.verb == "explain":
+        difference = cache.explain_cache(args.key_a, args.key_b)
+        print(difference, file=out)
+        facts["differences"] = difference.to_frame().to_dict("records")
+    elif args.verb == "list":
+        facts["keys"] = [_key_facts(folder) for folder in cache.entries()]
+        for key in facts["keys"]:
+            print(f"{key['key']}  {key['pieces']} pieces  {key['bytes'] / 2**20:.1f} MiB", file=out)
+        print(f"{len(facts['keys'])} keys in {facts['folder']}", file=out)
+    else:
+        facts["keys"] = (cache.pack if args.verb == "pack" else cache.unpack)(args.file)
+        done = "packed into" if args.verb == "pack" else "unpacked from"
+        print(f"{len(facts['keys'])} keys {done} {args.file}", file=out)
+    write(facts)
+    return 0
+
+
+def _key_facts(folder: Any) -> dict[str, Any]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    pieces = sum(path.name.startswith("piece_") and path.suffix == ".bin" for path in files)
+    return {"key": folder.name, "pieces": pieces, "bytes": sum(path.stat().st_size for path in files)}
+
+
 class _Dedup:
     """``cgkit bench dedup``: a process and an empty cache for each depth."""
 
@@ -245,9 +294,21 @@ class _Dedup:
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
 #: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "crossover": (
+        "at which batch size a decode step stops being launch-bound, measured and predicted",
+        lambda: import_module("cgkit.measuring.crossover"),
+    ),
     "dedup": (
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
+    ),
+    "events-off": (
+        "what the stages' reporting costs when nobody reads it: against a build without it",
+        lambda: import_module("cgkit.measuring.events_off"),
+    ),
+    "launch-overhead": (
+        "what a launch, a guard and a module call cost on this machine",
+        lambda: import_module("cgkit.measuring.launch_overhead"),
     ),
     "modes": (
         "one decode step through every mode, on a GPU, in one process",

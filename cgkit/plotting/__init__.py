@@ -4,16 +4,16 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
+from cgkit.plotting import memory_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
     counters,
-    memory,
     ms_per_token,
-    padding_staircase,
     padding_steps,
 )
 from cgkit.plotting.folding import fold
+from cgkit.plotting.launch_charts import against_nodes, crossover, launch_costs, launch_overhead
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
@@ -22,14 +22,18 @@ from cgkit.plotting.tables import human_bytes, table, text_table
 __all__ = [
     "About",
     "Picture",
+    "against_nodes",
     "capture_seconds",
     "compile_times",
     "counters",
+    "crossover",
     "fold",
     "human_bytes",
-    "memory",
+    "launch_costs",
+    "launch_overhead",
+    "memory_charts",
     "ms_per_token",
-    "padding_staircase",
+    "padding_charts",
     "padding_steps",
     "save",
     "split_graph",

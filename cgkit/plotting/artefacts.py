@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import register_html
-from cgkit.plotting import charts
+from cgkit.plotting import charts, padding_charts
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About
@@ -87,17 +87,36 @@ def captured_graphs(artefact: Any) -> str:
 
 
 def capture_sizes(artefact: Any) -> str:
-    """The staircase of padding."""
-    sizes = list(artefact)
-    return _card(
-        artefact,
-        Picture(charts.padding_staircase(sizes, most=max(sizes[-1] + 4, round(1.3 * sizes[-1])))).svg(),
-    )
+    """The staircase of padding, to a third above the largest size."""
+    largest = list(artefact)[-1]
+    frame = artefact.to_frame(range(1, max(largest + 4, round(1.3 * largest)) + 1))
+    return _card(artefact, Picture(padding_charts.staircase(frame.assign(ladder="sizes"))).svg())
+
+
+def measured(artefact: Any) -> str:
+    """The picture and the table of what was measured."""
+    try:
+        drawn = [Picture(artefact.plot()).svg()]
+    except TypeError:  # it asks what to draw (the divisor of a waste): that is the user's to say
+        drawn = []
+    return _card(artefact, *drawn, table(artefact.to_frame(), rows=8))
 
 
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
+
+
+def launch_overhead(artefact: Any) -> str:
+    """Every case beside the claims, then the numbers, then what was not measured."""
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in artefact.missing)
+    rest = f"<p>not measured:</p><ul>{missing}</ul>" if missing else ""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.to_frame(), rows=8), rest)
+
+
+def crossover(artefact: Any) -> str:
+    """Both curves of each mode, and where they cross."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.crossings(), rows=8))
 
 
 def bill_card(artefact: Any) -> str:
@@ -123,6 +142,15 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Coverage": measured,
+    "ExpectedWaste": measured,
+    "Ledger": measured,
+    "Lifetimes": measured,
+    "Padding": measured,
+    "PoolPrediction": measured,
+    "Waterfall": measured,
+    "Crossover": crossover,
+    "LaunchOverhead": launch_overhead,
     "Timeline": timeline_card,
     "Bill": bill_card,
 }
