@@ -93,6 +93,7 @@ DEFAULT_SPLITTING_OPS: tuple[str, ...] = (
     "cgkit::linear_attention_with_output",
 )
 
+COMPILERS: tuple[str, ...] = ("inductor", "inductor_patched", "eager")
 LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "tensorrt-llm")
 
 
@@ -118,7 +119,8 @@ class CompilationConfig:
     cudagraph_num_of_warmups: int = 1
     #: Copy the arguments into static buffers first. False: the caller always passes the same buffers.
     cudagraph_copy_inputs: bool = True
-    #: Which adaptor compiles a piece: "inductor" or "eager".
+    #: Which adaptor compiles a piece: one of :data:`COMPILERS`. "inductor_patched" is the article's
+    #: ``InductorAdaptor``, to be studied.
     compiler: str = "inductor"
     #: How the guards are avoided: "bytecode" (the article's hook) or "guard_filter" (vLLM today).
     dispatch: str = "bytecode"
@@ -164,7 +166,7 @@ class CompilationConfig:
                 )
             put("cudagraph_capture_sizes", sizes)
         put("compile_sizes", whole_sizes("compile_sizes", self.compile_sizes))
-        _one_of("compiler", self.compiler, ("inductor", "eager"))
+        _one_of("compiler", self.compiler, COMPILERS)
         _one_of("dispatch", self.dispatch, ("bytecode", "guard_filter"))
         _one_of("compile_at", self.compile_at, ("start", "first_hit"))
         _one_of("graph_platform", self.graph_platform, ("auto", "cuda", "emulated"))

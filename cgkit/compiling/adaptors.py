@@ -1,9 +1,10 @@
 """Who turns a piece's graph into a callable: Inductor, or nobody (eager).
 
 Implements the article's "InductorAdaptor 的「驯化」工作" (taming Inductor) with what replaced it:
-``standalone_compile``, which needs none of the article's three patches (the shape environment that
-always hits, the hijacked hash, the cache check switched off), because the piece is compiled inside
-a tracing context that carries the fake mode of the trace.
+``standalone_compile``, which needs none of the article's patches (the shape environment that always
+hits, the hijacked hash and file, the cache check switched off), because the piece is compiled inside
+a tracing context that carries the fake mode of the trace. The patched one lies beside it
+(:mod:`cgkit.compiling.inductor_adaptor`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cgkit import torch_hooks
 from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.config import CompilationConfig
+from cgkit.errors import CompileError
 
 Runnable = Callable[..., Sequence[Any]]
 
@@ -31,6 +33,8 @@ class CompilerInterface(ABC):
     name: str
     #: Whether what it makes can be kept for another process.
     saves = False
+    #: Whether Inductor generates the code, so that its kernels can be counted.
+    generates = False
 
     @abstractmethod
     def compile(
@@ -45,6 +49,17 @@ class CompilerInterface(ABC):
             fake_mode: with symbols for the general shape, without for a static one.
             runtime_shape: the token count, or None for the general shape.
         """
+
+    def save(self, runnable: Any) -> bytes | None:
+        """What :meth:`load` needs to make ``runnable`` in another process; None if it cannot be kept."""
+        return None
+
+    def load(self, content: bytes, inputs: Sequence[Any]) -> Runnable:
+        """The callable that :meth:`save` wrote; ``inputs`` as for :meth:`compile`.
+
+        Raises whatever torch raises on bytes that it cannot use.
+        """
+        raise CompileError(f"the adaptor {self.name} keeps nothing (saves is False)")
 
     def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
         """How this compiler is set for ``runtime_shape``: part of the content key."""
@@ -79,6 +94,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
     name = "inductor"
     saves = True
+    generates = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         """``options``: Inductor's options by name, for every piece and shape."""
@@ -90,11 +106,19 @@ class InductorStandaloneAdaptor(CompilerInterface):
     ) -> Runnable:
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
         if runtime_shape is not None:
-            _fix_sizes(own, inputs)
+            fix_sizes(own, inputs)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
             options["force_disable_caches"] = True
         return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
+
+    def save(self, runnable: Any) -> bytes | None:
+        """The artefact in torch's binary format."""
+        return torch_hooks.artifact_bytes(runnable)
+
+    def load(self, content: bytes, inputs: Sequence[Any]) -> Runnable:
+        """The artefact again; it needs no inputs."""
+        return torch_hooks.load_artifact(content)
 
     def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
         options = inductor_options_for(self._options, runtime_shape)
@@ -111,7 +135,13 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     """
     if config.compiler == "eager":
         return EagerAdaptor()
-    adaptor = InductorStandaloneAdaptor(config.inductor_compile_config)
+    adaptor: CompilerInterface
+    if config.compiler == "inductor_patched":
+        from cgkit.compiling.inductor_adaptor import InductorAdaptor
+
+        adaptor = InductorAdaptor(config.inductor_compile_config)
+    else:
+        adaptor = InductorStandaloneAdaptor(config.inductor_compile_config)
     if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
         warnings.warn(
             "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
@@ -124,7 +154,7 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     return adaptor
 
 
-def _fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+def fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Writes the numbers among ``inputs`` into the graph, and drops remembered symbolic shapes."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     numbers = {node: value for node, value in zip(placeholders, inputs) if isinstance(value, int)}

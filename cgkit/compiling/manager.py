@@ -90,7 +90,7 @@ class CompilerManager:
             by = adaptor or self.adaptor
             request = (by, name, graph_module, inputs, fake_mode, shape, key)
             with self.cache.active() if self.cache is not None else nullcontext():
-                piece = self._load(name, shape, key) if by.saves else None
+                piece = self._load(by, name, inputs, shape, key) if by.saves else None
                 if piece is None:
                     piece = self._compile_and_keep(request)
             self._by_key[key] = piece
@@ -105,28 +105,32 @@ class CompilerManager:
                 raise
             with torch_hooks.inductor_cache_dir(None):
                 piece = _compile(*request)
-        self._save(piece)
+        self._save(request[0], piece)
         return piece
 
-    def _load(self, name: str, shape: int | None, key: ContentKey) -> CompiledPiece | None:
+    def _load(
+        self, by: CompilerInterface, name: str, inputs: Sequence[Any], shape: int | None, key: ContentKey
+    ) -> CompiledPiece | None:
         """The piece from the cache, if it is there and whole."""
+        if self.cache is None:
+            return None
         started = time.perf_counter()
-        found = self.cache.load(key) if self.cache is not None else None
+        found = self.cache.load(key, lambda content: by.load(content, inputs))
         if found is None:
             return None
         seconds = time.perf_counter() - started
         events.emit(events.ArtifactLoaded(name, shape, key.digest, str(found.path), seconds))
         return CompiledPiece(
-            name, shape, found.runnable, key, name, self.adaptor.name, seconds, found.kernels, loaded=True
+            name, shape, found.runnable, key, name, by.name, seconds, found.kernels, loaded=True
         )
 
-    def _save(self, piece: CompiledPiece) -> None:
+    def _save(self, by: CompilerInterface, piece: CompiledPiece) -> None:
         """Reports a compilation, and keeps what came of it for other processes."""
         digest = piece.key.digest
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
         if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
             return
-        path = self.cache.save(piece.key, piece.runnable, piece.kernels)
+        path = self.cache.save(piece.key, by.save(piece.runnable), piece.kernels)
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
             events.emit(events.CacheEntryUpdated(digest))
@@ -185,6 +189,6 @@ def _compile(
         owner=name,
         adaptor=adaptor.name,
         seconds=seconds,
-        kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
+        kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
         assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
     )
