@@ -242,6 +242,11 @@ class CompilationConfig:
             put("cudagraph_mode", CUDAGraphMode.FULL)
 
     @property
+    def dynamo_backend(self) -> str:
+        """The backend of plain ``torch.compile`` (level 1): the patched adaptor has none, and is Inductor."""
+        return "eager" if self.compiler == "eager" else "inductor"
+
+    @property
     def mode(self) -> CUDAGraphMode:
         """``cudagraph_mode`` after the defaults were filled in (never None)."""
         assert self.cudagraph_mode is not None

@@ -13,12 +13,6 @@ from cgkit.config import CompilationConfig
 from cgkit.counters import compilation_counter
 from tests.compiling.toys import llama_inputs, split_llama
 
-
-def tiny_llama(compiler: str) -> list[torch.Tensor]:
-    """Logits of the package's own tiny Llama at several token counts, through its runner's stages."""
-    raise NotImplementedError
-
-
 if __name__ == "__main__":
     model, split = split_llama(3)
     with warnings.catch_warnings(record=True) as caught:
