@@ -294,6 +294,10 @@ class _Dedup:
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
 #: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "adaptors": (
+        "the three ways to compile a piece: cold and warm start, handles and files",
+        lambda: import_module("cgkit.measuring.bench_adaptors"),
+    ),
     "crossover": (
         "at which batch size a decode step stops being launch-bound, measured and predicted",
         lambda: import_module("cgkit.measuring.crossover"),
@@ -317,6 +321,14 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+    "startup": (
+        "a second process with nothing changed against the first: whole start and compile stage",
+        lambda: import_module("cgkit.measuring.bench_startup"),
+    ),
+    "static": (
+        "what a static, tuned compilation buys over the general one, against cuBLAS",
+        lambda: import_module("cgkit.measuring.bench_static"),
     ),
     "traces": (
         "reading and billing a profiler trace of a million events, against HolisticTraceAnalysis",
