@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
-from cgkit.compiling.cache import cache_key
+from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
@@ -73,8 +74,9 @@ class CompiledGraph(Shown):
         self._bound: Callable[..., Any] | None = None
         devices = _devices(split.example_inputs or ())
         adaptor = adaptor or make_adaptor(config, devices)
-        #: The key of these compilations: what they depend on, by name. See :mod:`cgkit.compiling.cache`.
-        self.cache_key = cache_key(config, _traced_files(split), devices, adaptor.settings(None))
+        self._make_key = functools.partial(
+            cache_key, config, _traced_files(split), devices, adaptor.settings(None)
+        )
         self.manager = CompilerManager(adaptor, open_cache(self.cache_key) if adaptor.saves else None)
         self._told: set[ContentKey] = set()
         self._total = sum(not piece.is_splitting for piece in split.pieces)
@@ -97,6 +99,15 @@ class CompiledGraph(Shown):
     def model_name(self) -> str:
         """The model's class, or the fx graph's."""
         return self.split.model_name
+
+    @functools.cached_property
+    def cache_key(self) -> CacheKey:
+        """The key of these compilations: what they depend on, by name. See :mod:`cgkit.compiling.cache`.
+
+        With an adaptor that keeps nothing it is made when it is first asked for: it asks Inductor and the
+        C++ compiler, which an eager start has no other need for.
+        """
+        return self._make_key()
 
     @property
     def num_unique(self) -> int:

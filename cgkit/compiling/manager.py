@@ -162,7 +162,8 @@ def _compile(
     shape: int | None,
     key: ContentKey,
 ) -> CompiledPiece:
-    start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+    start = time.perf_counter()
+    kernels = torch_hooks.generated_kernels() if adaptor.generates else 0
     fixed = torch_hooks.specialised_symbols(fake_mode)
     assumed = len(torch_hooks.shape_guards(fake_mode))
     try:

@@ -46,6 +46,7 @@ from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
     find_cpp_compiler,
     generated_kernels,
+    import_compiler,
     inductor_options,
     standalone_compile,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "graph_cache_files",
     "graph_hash_caught",
     "has_python_kernel",
+    "import_compiler",
     "in_tracing_context",
     "inductor_cache_dir",
     "inductor_options",
