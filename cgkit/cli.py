@@ -310,6 +310,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),
     ),
+    "explore": (
+        "frame times of the interactive timeline in headless Chromium",
+        lambda: import_module("cgkit.measuring.bench_explore"),
+    ),
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),

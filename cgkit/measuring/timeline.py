@@ -8,6 +8,7 @@ as many kernels as it has, because all kernels of a replay carry the correlation
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -151,19 +152,91 @@ class Timeline(Shown):
 
         return bill.bill(self, step, process)
 
-    def plot(self, ax: Any = None, **options: Any) -> Any:
-        """CPU above GPU on one time axis; see :func:`cgkit.plotting.timeline_chart.timeline`."""
+    def gaps(self) -> pd.DataFrame:
+        """When each GPU had nothing to do, and why; see :func:`cgkit.measuring.gaps.gaps`."""
+        from cgkit.measuring import gaps
+
+        return gaps.gaps(self)
+
+    def plot(self, ax: Any = None, *, step: int | None = None, **options: Any) -> Any:
+        """CPU above GPU on one time axis; see :func:`cgkit.plotting.timeline_chart.timeline`.
+
+        Args:
+            ax: axes to draw on.
+            step: only this one (as in ``steps``; of the first process that has it), until its GPU work has ended.
+
+        Raises:
+            TimelineError: there is no such step.
+        """
         from importlib import import_module
 
-        return import_module("cgkit.plotting.timeline_chart").timeline(
-            self.events, self._plot_about(), ax=ax, **options
+        chart = import_module("cgkit.plotting.timeline_chart")
+        options.setdefault("gaps", self.gaps())
+        if step is not None:
+            options["window"] = self.window(step)
+        return chart.timeline(self.events, self._plot_about(), ax=ax, **options)
+
+    @staticmethod
+    def plot_against(
+        timelines: Sequence[Timeline], names: Sequence[str] = (), *, ax: Any = None, **options: Any
+    ) -> Any:
+        """One step of each above each other on one time axis, as in the article's figure.
+
+        The step is the one that the bill takes: the median by wall time.
+
+        Args:
+            timelines: for instance an eager run and a replayed one.
+            names: of the modes; by default what the traces say.
+            ax: axes to draw on; ``options`` as :func:`cgkit.plotting.timeline_chart.compare_timelines` has them.
+        """
+        from importlib import import_module
+
+        from cgkit.measuring import bill
+
+        windows = []
+        for one in timelines:
+            process = bill._process(one, None)
+            steps = one.steps[one.steps["process"] == process]
+            window = bill._Window.of_step(one, bill._median_step(one, steps)[0])
+            windows.append((window.start_us, window.end_us))
+        told = [
+            str(t.about.get("mode") or t.about.get("source") or f"run {i}") for i, t in enumerate(timelines)
+        ]
+        first = timelines[0]._plot_about() if len(timelines) else None
+        about = dataclasses.replace(first, mode="") if first else None
+        compare = import_module("cgkit.plotting.timeline_chart").compare_timelines
+        gaps = [one.gaps() for one in timelines]
+        known: dict[str, Any] = {"windows": windows, "gaps": gaps}
+        return compare([t.events for t in timelines], names or told, about, ax=ax, **(known | options))
+
+    def window(self, step: int, process: int | None = None) -> tuple[float, float]:
+        """From the begin of a step to its end, on the CPU and on the GPU, in microseconds of the trace.
+
+        Raises:
+            TimelineError: there is no such step.
+        """
+        from cgkit.measuring import bill
+
+        found = self.steps[self.steps["step"] == step]
+        if process is not None:
+            found = found[found["process"] == process]
+        if not len(found):
+            there = ", ".join(str(one) for one in self.steps["step"].unique()[:12])
+            raise TimelineError(f"step {step} is not in the trace; there are: {there}")
+        window = bill._Window.of_step(self, found.iloc[0])
+        return window.start_us, window.end_us
+
+    def explore(self, *, step: int | None = None, height: int = 440, **options: Any) -> Any:
+        """The interactive timeline: zoom, pan, search, click a kernel to see its launch.
+
+        See :func:`cgkit.plotting.explore.explore`.
+        """
+        from importlib import import_module
+
+        known = {"steps": self.steps, "gaps": self.gaps(), "notes": self.complete()}
+        return import_module("cgkit.plotting.explore").explore(
+            self.events, self._plot_about(), step=step, height=height, **(known | options)
         )
-
-    def explore(self, **options: Any) -> Any:
-        """The interactive timeline: zoom, pan, search, click a kernel to see its launch."""
-        from importlib import import_module
-
-        return import_module("cgkit.plotting.explore").explore(self.events, self._plot_about(), **options)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Writes a file that Perfetto reads, with stages and pieces as slices."""

@@ -214,22 +214,11 @@ def _alt(bills: Sequence[Bill]) -> str:
 
 
 def _timeline_parts(timeline: Timeline) -> list[str]:
-    """The interactive timeline in a frame of its own, else the static picture, else the lanes as a table."""
-    from cgkit.plotting.picture import Picture
-    from cgkit.plotting.report import figure
+    """The interactive timeline; without matplotlib, which it takes its static picture from, the lanes as a table."""
     from cgkit.plotting.tables import table
 
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            path = Path(folder) / "timeline.html"
-            timeline.explore().save(path)
-            inside = escape(path.read_text(encoding="utf-8"), quote=True)
-            look = "width:100%;height:78vh;border:1px solid var(--line);border-radius:8px"
-            return [f'<iframe title="interactive timeline" style="{look}" srcdoc="{inside}"></iframe>']
-        except ImportError:
-            pass
     try:
-        return [figure(Picture(timeline.plot(), "CPU above GPU on one time axis").svg())]
+        return [timeline.explore().html()]
     except ImportError:
         pass
     events = timeline.events

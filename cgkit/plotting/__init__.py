@@ -18,12 +18,14 @@ from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
 from cgkit.plotting.tables import human_bytes, table, text_table
+from cgkit.plotting.timeline_chart import compare_timelines, timeline
 
 __all__ = [
     "About",
     "Picture",
     "against_nodes",
     "capture_seconds",
+    "compare_timelines",
     "compile_times",
     "counters",
     "crossover",
@@ -41,5 +43,6 @@ __all__ = [
     "svg",
     "table",
     "text_table",
+    "timeline",
     "title_of",
 ]

@@ -6,6 +6,7 @@ first time that an artefact is shown.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -125,14 +126,21 @@ def bill_card(artefact: Any) -> str:
 
 
 def timeline_card(artefact: Any) -> str:
-    """How complete it is, the steps, and the events by kind."""
+    """The static picture (of the middle step), how complete it is, the steps, and the events by kind."""
     events = artefact.to_frame()
     kinds = (
         events.groupby("kind", observed=True)["dur_us"].agg(events="count", longest_us="max").reset_index()
     )
     lines = "".join(f"<li>{escape(line)}</li>" for line in artefact.complete())
     steps = table(artefact.steps.drop(columns=["thread"], errors="ignore"), rows=6)
-    return _card(artefact, f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+    return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+
+
+def _timeline_picture(artefact: Any) -> str:
+    """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
+    explorer = artefact.explore()
+    data = base64.b64encode(explorer.picture()).decode()
+    return f'<img style="max-width:100%" alt="{escape(explorer.alt())}" src="data:image/png;base64,{data}">'
 
 
 RENDERERS: dict[str, Callable[[Any], str]] = {
