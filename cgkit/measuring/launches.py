@@ -37,8 +37,9 @@ def launch_statistics(timeline: Timeline, *, like_hta: bool = False) -> pd.DataF
 
     Returns:
         Columns ``name``, ``call``, ``kind`` (of the call), ``process``, ``launched_by`` (its row), ``launch_us``,
-        ``run_us``, ``delay_us`` (from the call's end to the work's start; negative if it starts before the call returns). The
-        kernels of a graph launch all have the one call's ``launch_us``: sum it over different ``launched_by``.
+        ``run_us``, ``delay_us`` (from the call's end to the work's start; negative if it starts before the call
+        returns). The kernels of a graph launch all have the one call's ``launch_us``: sum it over
+        different ``launched_by``.
     """
     import pandas as pd
 
