@@ -12,11 +12,23 @@ from importlib import import_module
 from typing import Any
 
 _html: dict[str, Callable[[Any], str]] = {}
+_draw: dict[str, Callable[..., Any]] = {}
 
 
 def register_html(class_name: str, render: Callable[[Any], str]) -> None:
     """Says how objects of the class ``class_name`` (its bare name) look as an HTML fragment."""
     _html[class_name] = render
+
+
+def register_drawing(class_name: str, draw: Callable[..., Any]) -> None:
+    """Says what :func:`drawn` gives for objects of the class ``class_name``."""
+    _draw[class_name] = draw
+
+
+def drawn(thing: Any, **options: Any) -> Any:
+    """The picture of ``thing``, drawn as :mod:`cgkit.plotting` registered it for its class."""
+    import_module("cgkit.plotting.artefacts")  # registers the drawings
+    return next(_draw[cls.__name__] for cls in type(thing).__mro__ if cls.__name__ in _draw)(thing, **options)
 
 
 class Shown:

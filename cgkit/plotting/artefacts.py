@@ -10,10 +10,10 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from cgkit.display import register_html
+from cgkit.display import register_drawing, register_html
 from cgkit.plotting import charts
 from cgkit.plotting.picture import Picture
-from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.split_graph import GraphPicture, of_artefact, piece
 from cgkit.plotting.style import About
 from cgkit.plotting.tables import NOTEBOOK_CSS, table
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: A cell stays small however deep the model is: so many rows at most.
 MANY = 60
+#: Of so many different pieces the operators are drawn.
+OPENED = 8
 
 
 def _about(artefact: Any) -> About | None:
@@ -62,10 +64,31 @@ def traced_graph(artefact: Any) -> str:
 
 
 def split_graph_card(artefact: Any) -> str:
-    """The pieces in order, equal ones in one colour, repeats folded."""
+    """The pieces in order, equal ones in one colour, repeats folded; each different one opens."""
     frame = artefact.to_frame()
     rows = f"<details><summary>{len(frame)} pieces</summary>{table(frame, rows=12)}</details>"
-    return _card(artefact, split_graph(frame, _about(artefact)), rows)
+    picture = split_picture(artefact).svg()
+    return _card(artefact, picture, *opened_pieces(artefact, frame), rows)
+
+
+def split_picture(artefact: Any, open: Any = (), engine: str = "auto") -> GraphPicture:  # noqa: A002
+    """What ``split.draw()`` gives."""
+    return of_artefact(artefact, _about(artefact), open=open, engine=engine)
+
+
+def opened_pieces(artefact: Any, frame: pd.DataFrame) -> list[str]:
+    """Each different piece with its operators, behind a line that opens it."""
+    first = frame.drop_duplicates(["kind", "content"])
+    parts = []
+    for row in first.head(OPENED).to_dict("records"):
+        equal = int((frame["content"] == row["content"]).sum())
+        as_well = f", and {equal - 1} equal to it" if equal > 1 else ""
+        inside = piece(artefact.nodes_frame(row["piece"]), row)
+        line = f"{escape(str(row['piece']))}{as_well}: {row['nodes']} node{'s' * (row['nodes'] != 1)}"
+        parts.append(f"<details><summary>{line}</summary>{inside}</details>")
+    if len(first) > OPENED:
+        parts.append(f"<p>{len(first) - OPENED} more different pieces: <code>.draw(open=[name])</code></p>")
+    return parts
 
 
 def compiled_graph(artefact: Any) -> str:
@@ -109,5 +132,9 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CompilationCounter": compilation_counter,
 }
 
+DRAWINGS: dict[str, Callable[..., Any]] = {"SplitGraph": split_picture}
+
+for _name, _draw in DRAWINGS.items():
+    register_drawing(_name, _draw)
 for _name, _render in RENDERERS.items():
     register_html(_name, _render)
