@@ -33,6 +33,9 @@ _WHERE = {
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
     ),
     "serving": "Runner SamplingParams load_model",
+    "measuring.compile_log": "CompilationLog record_compilation",
+    "measuring.expected_counters": "counters_table",
+    "measuring.explain": "explain",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
@@ -59,6 +62,9 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         get_forward_context,
         set_forward_context,
     )
+    from cgkit.measuring.compile_log import CompilationLog, record_compilation
+    from cgkit.measuring.expected_counters import counters_table
+    from cgkit.measuring.explain import explain  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]

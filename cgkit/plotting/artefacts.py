@@ -10,10 +10,11 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from cgkit.display import register_drawing, register_html
-from cgkit.plotting import charts
+from cgkit.display import register_drawing, register_html, register_page
+from cgkit.plotting import charts, compile_cards
+from cgkit.plotting.dump_page import dump_page
 from cgkit.plotting.picture import Picture
-from cgkit.plotting.split_graph import GraphPicture, of_artefact, piece
+from cgkit.plotting.split_graph import GraphPicture, graph_picture, of_artefact
 from cgkit.plotting.style import About
 from cgkit.plotting.tables import NOTEBOOK_CSS, table
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MANY = 60
 #: Of so many different pieces the operators are drawn.
 OPENED = 8
+#: More nodes than this are not drawn but listed, unless they are asked for.
+DRAWN = 150
 
 
 def _about(artefact: Any) -> About | None:
@@ -56,34 +59,46 @@ def traced_graph(artefact: Any) -> str:
         calls = frame[frame["op"].astype(str).str.startswith("call")]["operator"].astype(str)
         counts = calls.value_counts().rename_axis("operator").reset_index(name="times")
         parts.append(table(counts, rows=8))
-    shown = frame.drop(columns=["file"], errors="ignore").head(MANY)
+    if _has(frame, "role", "reads_from", "fetched_from") and len(frame) <= DRAWN:
+        parts.append(f"<details open><summary>drawn</summary>{traced_picture(artefact).svg()}</details>")
+    shown = frame.drop(
+        columns=["file", "role", "reads_from", "constants", "fetched_from"], errors="ignore"
+    ).head(MANY)
     rest = f"<p>{len(frame) - MANY} more: <code>.to_frame()</code></p>" if len(frame) > MANY else ""
     summary = f"the first {len(shown)} of {len(frame)} nodes" if rest else f"{len(frame)} nodes"
     parts.append(f"<details><summary>{summary}</summary>{table(shown, rows=MANY)}{rest}</details>")
     return _card(artefact, *parts)
 
 
+def traced_picture(artefact: Any, engine: str = "auto") -> GraphPicture:
+    """What ``traced.draw()`` gives: all operators of the one graph."""
+    frame = artefact.to_frame()
+    held = frame["fetched_from"].str.removeprefix("L['self'].")
+    return graph_picture(frame.assign(text=frame["source"], source=held), _about(artefact), engine=engine)
+
+
 def split_graph_card(artefact: Any) -> str:
     """The pieces in order, equal ones in one colour, repeats folded; each different one opens."""
     frame = artefact.to_frame()
     rows = f"<details><summary>{len(frame)} pieces</summary>{table(frame, rows=12)}</details>"
-    picture = split_picture(artefact).svg()
-    return _card(artefact, picture, *opened_pieces(artefact, frame), rows)
+    picture = split_picture(artefact)
+    return _card(artefact, picture.svg(), *opened_pieces(artefact, frame, picture), rows)
 
 
-def split_picture(artefact: Any, open: Any = (), engine: str = "auto") -> GraphPicture:  # noqa: A002
+def split_picture(artefact: Any, open: Any = (), engine: str = "auto") -> GraphPicture:
     """What ``split.draw()`` gives."""
     return of_artefact(artefact, _about(artefact), open=open, engine=engine)
 
 
-def opened_pieces(artefact: Any, frame: pd.DataFrame) -> list[str]:
-    """Each different piece with its operators, behind a line that opens it."""
+def opened_pieces(artefact: Any, frame: pd.DataFrame, picture: GraphPicture) -> list[str]:
+    """Each different piece with its operators, behind a line that opens it; coloured as in ``picture``."""
     first = frame.drop_duplicates(["kind", "content"])
     parts = []
     for row in first.head(OPENED).to_dict("records"):
         equal = int((frame["content"] == row["content"]).sum())
         as_well = f", and {equal - 1} equal to it" if equal > 1 else ""
-        inside = piece(artefact.nodes_frame(row["piece"]), row)
+        nodes = artefact.nodes_frame(row["piece"])
+        inside = picture.piece(row["piece"], nodes) if len(nodes) <= DRAWN else table(nodes, rows=20)
         line = f"{escape(str(row['piece']))}{as_well}: {row['nodes']} node{'s' * (row['nodes'] != 1)}"
         parts.append(f"<details><summary>{line}</summary>{inside}</details>")
     if len(first) > OPENED:
@@ -123,6 +138,11 @@ def compilation_counter(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def _carded(render: Callable[[Any], str]) -> Callable[[Any], str]:
+    """``render`` under the first line of the repr."""
+    return lambda artefact: _card(artefact, render(artefact))
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -130,10 +150,17 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Bytecode": _carded(compile_cards.bytecode),
+    "CompilationLog": _carded(compile_cards.compilation_log),
+    "CountersTable": _carded(compile_cards.counters_table),
+    "Explanation": _carded(compile_cards.explanation),
+    "PieceDiff": _carded(compile_cards.piece_diff),
+    "PieceExplanation": _carded(compile_cards.piece_explanation),
 }
 
-DRAWINGS: dict[str, Callable[..., Any]] = {"SplitGraph": split_picture}
+DRAWINGS: dict[str, Callable[..., Any]] = {"SplitGraph": split_picture, "TracedGraph": traced_picture}
 
+register_page("CompiledGraph", dump_page)
 for _name, _draw in DRAWINGS.items():
     register_drawing(_name, _draw)
 for _name, _render in RENDERERS.items():

@@ -8,6 +8,7 @@ a few hundred nodes, the same picture on every machine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,7 +57,7 @@ def layered(
     above: dict[Hashable, list[Hashable]] = {node: [] for layer in layers for node in layer}
     below: dict[Hashable, list[Hashable]] = {node: [] for layer in layers for node in layer}
     for chain in chains.values():
-        for a, b in zip(chain, chain[1:]):
+        for a, b in itertools.pairwise(chain):
             below[a].append(b)
             above[b].append(a)
     for sweep in range(sweeps):
@@ -181,7 +182,9 @@ def _layout(
     rise: float,
 ) -> Layout:
     left = min((x[node] - width / 2 for node, (width, _) in sizes.items()), default=0.0)
-    left = min([left, *(x[node] - _BEND_WIDTH / 2 for layer in layers for node in layer if node not in sizes)])
+    left = min(
+        [left, *(x[node] - _BEND_WIDTH / 2 for layer in layers for node in layer if node not in sizes)]
+    )
     layout = Layout()
     y, tops, heights = 0.0, [], []
     for layer in layers:

@@ -77,12 +77,16 @@ def _piece(graph: Any, box: Box) -> None:
     tip = clean(f"{box.name}: {', '.join(box.operators)}")
     look = {"color": box.colour, "fillcolor": f"{box.colour}26", "style": dashed, "penwidth": "2"}
     if not box.opened:
-        graph.node(f"p{box.index}", _label([*lines, cut(summary(box.operators), 400, 14)]), tooltip=tip, **look)
+        graph.node(
+            f"p{box.index}", _label([*lines, cut(summary(box.operators), 400, 14)]), tooltip=tip, **look
+        )
         return
     with graph.subgraph(name=f"cluster_p{box.index}") as inner:
         inner.attr(label=_label(lines), fontsize="14", tooltip=tip, **look)
         for node in box.opened:
-            inner.node(_id(box, node.name), _inner_label(node), tooltip=clean(node.tip), **_inner_look(box, node))
+            inner.node(
+                _id(box, node.name), _inner_label(node), tooltip=clean(node.tip), **_inner_look(box, node)
+            )
         for node in box.opened:
             for name in node.inputs:
                 inner.edge(_id(box, name), _id(box, node.name), color="#555555")
@@ -126,7 +130,13 @@ def _edge(graph: Any, model: Model, wire: Wire) -> None:
             options[side] = f"cluster_p{end}"
             ends[-1] = _id(box, box.opened[-1 if side == "ltail" else 0].name)
     values = [*wire.values[:5], *([f"and {len(wire.values) - 5} more"] if len(wire.values) > 5 else [])]
-    graph.edge(ends[0], ends[1], label=_label([f"  {value}" for value in values]), tooltip=clean("\n".join(wire.values)), **options)
+    graph.edge(
+        ends[0],
+        ends[1],
+        label=_label([f"  {value}" for value in values]),
+        tooltip=clean("\n".join(wire.values)),
+        **options,
+    )
 
 
 def lay_out(source: str, alt: str) -> str | None:
@@ -155,8 +165,12 @@ def _embedded(text: str, alt: str) -> str:
     """Graphviz' SVG as a part of a page: it takes the page's ink, and says what it shows."""
     text = text[text.index("<svg") : text.rindex("</svg>") + len("</svg>")]
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.S)
-    text = text.replace('stroke="black"', 'stroke="currentColor"').replace('fill="black"', 'fill="currentColor"')
+    text = text.replace('stroke="black"', 'stroke="currentColor"').replace(
+        'fill="black"', 'fill="currentColor"'
+    )
     text = text.replace(f'font-family="{_FONT}"', 'font-family="Helvetica, Arial, sans-serif"')
-    text = re.sub(r'(<polygon) fill="(?:white|transparent)" stroke="(?:none|transparent)"', r'\1 fill="none"', text)
+    text = re.sub(
+        r'(<polygon) fill="(?:white|transparent)" stroke="(?:none|transparent)"', r'\1 fill="none"', text
+    )
     head = f'<svg role="img" aria-label="{xml(alt)}" fill="currentColor" style="max-width:100%;height:auto"'
     return text.replace("<svg", head, 1)

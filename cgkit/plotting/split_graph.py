@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgkit.errors import ConfigError
+from cgkit.plotting.folding import Run
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_dot import digraph, lay_out
-from cgkit.plotting.split_model import Model, make_model
+from cgkit.plotting.split_model import Model, make_model, opened_nodes
 from cgkit.plotting.split_own import draw_own
 from cgkit.plotting.style import About, titled
 
@@ -47,6 +49,13 @@ class GraphPicture(Picture):
     def source(self) -> str:
         """The drawing as DOT text."""
         return self.graph.source
+
+    def piece(self, name: str, nodes: pd.DataFrame) -> str:
+        """One piece alone with its operators, coloured as in this picture, as an SVG element."""
+        box = next(box for box in self.model.boxes if box.name == name)
+        alone = replace(box, opened=opened_nodes(nodes))
+        model = Model([], [replace(alone, index=0)], [Run(0, 1, 1)], [0], [])
+        return _own_ids(draw_own(model))
 
     def save(self, path: str | Path) -> Path:
         """Writes the picture: ``.svg``, or ``.dot`` / ``.gv`` for its DOT text."""
@@ -108,7 +117,12 @@ def _own_ids(svg: str) -> str:
 
 
 def of_artefact(
-    split: Any, about: About | None = None, *, open: Any = (), engine: str = "auto", frame: Any = None  # noqa: A002
+    split: Any,
+    about: About | None = None,
+    *,
+    open: Any = (),
+    engine: str = "auto",
+    frame: Any = None,
 ) -> GraphPicture:
     """The picture of anything with ``to_frame()``, ``edges_frame()`` and ``nodes_frame(piece)``."""
     nodes = {name: split.nodes_frame(name) for name in open}
@@ -116,10 +130,28 @@ def of_artefact(
     return split_graph(frame, about, edges=split.edges_frame(), nodes=nodes, engine=engine)
 
 
-def piece(nodes: pd.DataFrame, row: Mapping[str, Any]) -> str:
-    """One piece alone with its operators, as an SVG element: ``nodes`` of it, and its ``row`` of the frame."""
+def graph_picture(nodes: pd.DataFrame, about: About | None = None, *, engine: str = "auto") -> GraphPicture:
+    """A graph that is not split: all its operators in one box.
+
+    Args:
+        nodes: one row a node: ``node``, ``role``, ``operator``, ``constants``, ``shape``, ``dtype``,
+            ``reads_from``, ``source`` (as of ``SplitGraph.nodes_frame``).
+    """
     import pandas as pd
 
-    model = make_model(pd.DataFrame([row]), "", nodes={str(row["piece"]): nodes})
-    model.heading, model.letters = [], {}
-    return _own_ids(draw_own(model))
+    calls = nodes[nodes["role"] == "call"]
+    name = about.model if about and about.model else "graph"
+    row = {
+        "piece": name,
+        "kind": "traced",
+        "nodes": len(calls),
+        "operators": ", ".join(dict.fromkeys(calls["operator"].astype(str))),
+        "content": "graph",
+    }
+    frame = pd.DataFrame([row])
+    model = make_model(
+        frame, titled(f"One graph: {len(calls)} operators", about), nodes={name: nodes}
+    )
+    model.letters = {}
+    svg = _through_dot(model) if engine != "own" else None
+    return GraphPicture(_own_ids(svg or draw_own(model)), model, "dot" if svg else "own")

@@ -6,6 +6,7 @@ Made of the frames of the split stage; :mod:`cgkit.plotting.split_own` and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_uppercase
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 #: The ends of the graph, beside the pieces' numbers.
 INPUTS, OUTPUTS = -1, -2
 _DTYPES = {
-    **{"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"},
-    **{"int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool"},
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
 }
 
 
@@ -52,10 +53,13 @@ class Box:
     colour: str
     weights: int
     opened: tuple[Node, ...] = ()
+    traced: bool = False
 
     @property
     def note(self) -> str:
         """What becomes of it."""
+        if self.traced:
+            return "as Dynamo traced it"
         return "runs at each step, not recorded" if self.splitting else "compiled and recorded"
 
     @property
@@ -120,7 +124,7 @@ def make_model(
         edges: what crosses; without it each piece is joined to the next.
         nodes: the nodes of the pieces that are to be opened, by name.
     """
-    opened = {name: _nodes(of) for name, of in (nodes or {}).items()}
+    opened = {name: opened_nodes(of) for name, of in (nodes or {}).items()}
     boxes, letters = _boxes(frame, opened, edges)
     keys = [
         (box.splitting, box.operators if box.splitting else box.letter, box.index if box.opened else -1)
@@ -130,7 +134,7 @@ def make_model(
     shown = [index for run in runs for index in range(run.start, run.start + run.length)]
     model = Model(heading.split("\n"), boxes, runs, shown, [], letters=letters)
     if edges is None:
-        model.wires = [Wire(a, b, ()) for a, b in zip(shown, shown[1:])]
+        model.wires = [Wire(a, b, ()) for a, b in itertools.pairwise(shown)]
     else:
         model.wires = _wires(model, edges)
         crossing = edges[(edges["from_piece"] == "") & (edges["role"] == "value")]
@@ -154,7 +158,11 @@ def _boxes(
         splitting = str(row["kind"]) == "splitting"
         operators = tuple(_names(row.get("operators")))
         key = row.get("key") or row.get("content") or (operators, row.get("nodes"))
-        letter = "" if splitting else letters.setdefault(key, _letter(len(letters)))
+        letter = (
+            ""
+            if splitting or str(row["kind"]) == "traced"
+            else letters.setdefault(key, _letter(len(letters)))
+        )
         if letter:
             counts[letter] = counts.get(letter, 0) + 1
         number = list(letters.values()).index(letter) if letter else 0
@@ -170,6 +178,7 @@ def _boxes(
                 SPLITTING if splitting else SERIES[number % len(SERIES)],
                 int(weights.get(name, 0)),
                 opened.get(name, ()),
+                str(row["kind"]) == "traced",
             )
         )
     return boxes, counts
@@ -217,8 +226,17 @@ def _wires(model: Model, edges: pd.DataFrame) -> list[Wire]:
 
 def _value(row: Mapping[str, Any]) -> str:
     """``q [s77, 9·64] bf16``: what a value is, short enough for an edge."""
-    name = str(row["source"]).removeprefix("L['").removesuffix("']") if row.get("source") else row["value"]
-    return " ".join(filter(None, [str(name), tensor_text(row["shape"], row["dtype"])]))
+    return " ".join(filter(None, [plain_name(row), tensor_text(row["shape"], row["dtype"])]))
+
+
+def plain_name(row: Mapping[str, Any]) -> str:
+    """What a value is called: an argument by its own name, everything else by its node's."""
+    source = str(row.get("source") or "")
+    return (
+        source[3:-2]
+        if source.startswith("L['") and source.endswith("']")
+        else str(row.get("value", row.get("node")))
+    )
 
 
 def tensor_text(shape: str, dtype: str) -> str:
@@ -231,7 +249,7 @@ def tensor_text(shape: str, dtype: str) -> str:
     return f"[{inside}] {_DTYPES.get(dtype, dtype)}"
 
 
-def _nodes(frame: pd.DataFrame) -> tuple[Node, ...]:
+def opened_nodes(frame: pd.DataFrame) -> tuple[Node, ...]:
     """The nodes of an opened piece: values that come in, calls, what is returned. Weights and sizes
     stand in the nodes that take them."""
     records = frame.to_dict("records")
@@ -242,30 +260,34 @@ def _nodes(frame: pd.DataFrame) -> tuple[Node, ...]:
         if row["node"] in hidden:
             continue
         title, role = _title(row), str(row["role"])
-        takes = tuple(name for name in row["inputs"] if name not in hidden)
-        held = tuple(weights[name] for name in row["inputs"] if name in weights)
+        takes = tuple(name for name in row["reads_from"] if name not in hidden)
+        held = tuple(weights[name] for name in row["reads_from"] if name in weights)
         shape = "" if role == "output" else tensor_text(str(row["shape"]), str(row["dtype"]))
+        if role == "output" and not takes:
+            continue
         nodes.append(Node(str(row["node"]), title, shape, held, takes, role, str(row["text"])))
     return tuple(nodes)
 
 
 def _title(row: Mapping[str, Any]) -> str:
     if row["role"] in ("value", "constant"):
-        return str(row["node"])
+        return plain_name(row)
     if row["role"] == "output":
         return "return"
     constants = str(row.get("constants") or "")
-    if row["operator"] == "operator.getitem":
+    if short(row["operator"]) == "getitem":
         return f"[{constants.removeprefix('(').removesuffix(')')}]"
     return f"{short(row['operator'])} {constants}".strip()
 
 
 def short(name: str) -> str:
-    """An operator's name without namespace and overload."""
-    parts = str(name).split("::")[-1].split(".")
-    return (parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims", "operator") else parts[0]).split(" ")[
-        0
-    ]
+    """An operator's name without namespace and overload: ``aten::add.Tensor``, ``operator.getitem``."""
+    rest = (
+        str(name).split("::")[-1]
+        if "::" in str(name)
+        else str(name).lstrip(".").partition(".")[2] or str(name)
+    )
+    return rest.lstrip(".").partition(".")[0].split(" ")[0]
 
 
 def summary(operators: Sequence[str], most: int = 6) -> str:

@@ -142,7 +142,9 @@ class _Drawing:
         room = place.width - (52 if box.splitting else 32)
         self.text(x, y + 24, box.name, ' font-weight="600" font-size="15"')
         after = text_width(box.name, 15, True) + 12
-        self.text(x + after, y + 24, cut(box.note, room - after - 26, SMALL), ' opacity="0.8" font-size="12.5"')
+        self.text(
+            x + after, y + 24, cut(box.note, room - after - 26, SMALL), ' opacity="0.8" font-size="12.5"'
+        )
         if box.letter:
             self.badge(LEFT + place.width - 21, y + 20, box.letter, box.colour)
         self.text(x, y + 44, box.size, ' opacity="0.8" font-size="12.5"')
@@ -153,7 +155,9 @@ class _Drawing:
         self.out.append("</g>")
 
     def badge(self, x: float, y: float, letter: str, colour: str) -> None:
-        self.out.append(f'<circle cx="{x:g}" cy="{y:g}" r="12" fill="none" stroke="{colour}" stroke-width="2"/>')
+        self.out.append(
+            f'<circle cx="{x:g}" cy="{y:g}" r="12" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
         size = 13 if len(letter) == 1 else 10
         self.text(x, y + 4.5, letter, f' text-anchor="middle" font-weight="600" font-size="{size}"')
 
@@ -266,7 +270,9 @@ class _Drawing:
         )
         middle = x + width / 2
         for number, (line, style) in enumerate(_node_lines(node)):
-            self.text(middle, y + 15 + 14 * number, line, f' text-anchor="middle" font-size="{INNER:g}"{style}')
+            self.text(
+                middle, y + 15 + 14 * number, line, f' text-anchor="middle" font-size="{INNER:g}"{style}'
+            )
         self.out.append("</g>")
 
     def legend(self, y: float) -> float:
@@ -275,8 +281,12 @@ class _Drawing:
         said = _list(many, 8)
         if said:
             lead = "One letter and colour = one content"
-            self.text(16, y, f"{lead}, compiled once: {said}. Dashed: runs between the recorded pieces.", _FAINT)
-            self.wide(16 + text_width(f"{lead}, compiled once: {said}. Dashed: runs between the …", SMALL) + 70)
+            self.text(
+                16, y, f"{lead}, compiled once: {said}. Dashed: runs between the recorded pieces.", _FAINT
+            )
+            self.wide(
+                16 + text_width(f"{lead}, compiled once: {said}. Dashed: runs between the …", SMALL) + 70
+            )
         return y + 16
 
     def whole(self, bottom: float) -> str:

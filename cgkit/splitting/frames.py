@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cgkit.splitting.node_lines import NodeLine, content_digest, shape_text, written_inputs
+from cgkit.splitting.node_lines import NodeLine, content_digest, written_inputs
 from cgkit.splitting.values import fake_value
+from cgkit.tracing.node_text import shape_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 PIECES = ["piece", "kind", "nodes", "inputs", "outputs", "operators", "content"]
 EDGES = ["value", "from_piece", "to_piece", "written_by", "role", "shape", "dtype", "source"]
-NODES = ["node", "role", "operator", "constants", "text", "shape", "dtype", "inputs", "source"]
+NODES = ["node", "role", "operator", "constants", "text", "shape", "dtype", "reads_from", "source"]
 
 
 def pieces_frame(split: SplitGraph, nodes: Sequence[int]) -> pd.DataFrame:
@@ -95,7 +96,7 @@ def nodes_frame(lines: Sequence[NodeLine]) -> pd.DataFrame:
             line.text(weights),
             line.shape,
             line.dtype,
-            list(line.inputs),
+            list(line.reads_from),
             line.source,
         )
         for line in lines

@@ -7,7 +7,7 @@ constants, what comes out, and of a weight where the model keeps it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from torch import fx
 
 from cgkit.splitting.matching import operator_name
 from cgkit.splitting.values import fake_value, is_number
-from cgkit.torch_hooks import OpOverload, bound_argument, is_fake, mutated_arguments, operator_of
+from cgkit.torch_hooks import is_fake
+from cgkit.tracing.node_text import constants, leaves, reads_from, shape_text, written_values
 from cgkit.tracing.traced_graph import plain_source
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class NodeLine:
     each leaf of the call's arguments in order; ``node`` is the name of the node that it is, or "" for a
     constant. ``shape`` is text with the trace's symbols, "(s77, 9, 64)"; "" for what is no tensor.
     ``source``: where the model keeps a weight (``layers.0.q_proj.weight``), or an argument's name.
+    ``reads_from``: the nodes that it takes its inputs from, where one was written into the writer.
     """
 
     name: str
@@ -44,17 +46,12 @@ class NodeLine:
     shape: str
     dtype: str
     source: str = ""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The nodes that it takes, each once, in order."""
-        return tuple(dict.fromkeys(node for _, _, node in self.arguments if node))
+    reads_from: tuple[str, ...] = ()
 
     @property
     def constants(self) -> str:
         """The arguments that are no nodes, without those left at None: ``3, dim=-1``."""
-        given = [(where, text) for where, text, node in self.arguments if not node and text != "None"]
-        return ", ".join(text if where[0].isdigit() else f"{where}={text}" for where, text in given)
+        return constants(self.arguments)
 
     def text(self, called: Mapping[str, str] | None = None) -> str:
         """The call as one would write it: ``linear(mul_3, norm.weight) -> (s77, 576) float32``.
@@ -78,13 +75,15 @@ class NodeLine:
 def node_lines(split: SplitGraph, piece: Piece) -> list[NodeLine]:
     """The nodes of ``piece`` in order: inputs, then calls, then the output."""
     known = {entry.name: entry for entry in split.traced.inputs} if split.traced is not None else {}
-    return [_line(piece.graph_module, node, known) for node in piece.graph_module.graph.nodes]
+    nodes = list(piece.graph_module.graph.nodes)
+    takes = reads_from(nodes)
+    return [_line(piece.graph_module, node, known, takes[node.name]) for node in nodes]
 
 
-def _line(module: fx.GraphModule, node: fx.Node, known: dict[str, Any]) -> NodeLine:
+def _line(module: fx.GraphModule, node: fx.Node, known: dict[str, Any], takes: list[str]) -> NodeLine:
     value = fake_value(node)
     shape, dtype = shape_text(value)
-    operator, source, arguments = "", "", tuple(_leaves(node))
+    operator, source, arguments = "", "", tuple(leaves(node))
     if node.op in _CALLS:
         role, operator = "call", operator_name(node)
     elif node.op == "output":
@@ -97,49 +96,7 @@ def _line(module: fx.GraphModule, node: fx.Node, known: dict[str, Any]) -> NodeL
         if (entry := known.get(node.name)) is not None:
             role = "weight" if entry.is_weight else role
             source = plain_source(entry.source).removeprefix("L['self'].")
-    return NodeLine(node.name, role, operator, arguments, shape, dtype, source)
-
-
-def _leaves(node: fx.Node) -> Iterator[tuple[str, str, str]]:
-    """(where, text, node's name or "") for each leaf of a node's arguments."""
-    for index, argument in enumerate(node.args):
-        yield from _leaf(str(index), argument)
-    for name, argument in node.kwargs.items():
-        yield from _leaf(name, argument)
-
-
-def _leaf(where: str, value: Any) -> Iterator[tuple[str, str, str]]:
-    if isinstance(value, fx.Node):
-        yield where, value.name, value.name
-    elif isinstance(value, (tuple, list)) and any(isinstance(v, (fx.Node, tuple, list)) for v in value):
-        for index, element in enumerate(value):
-            yield from _leaf(f"{where}[{index}]", element)
-    else:
-        yield where, _constant_text(value), ""
-
-
-def _constant_text(value: Any) -> str:
-    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, slice):
-        parts = ["" if v is None else str(v) for v in (value.start, value.stop, value.step)]
-        return ":".join(parts if parts[2] else parts[:2])
-    if isinstance(value, tuple) and any(isinstance(v, slice) or v is Ellipsis for v in value):
-        return "(" + ", ".join("..." if v is Ellipsis else _constant_text(v) for v in value) + ")"
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__qualname__))
-    return repr(value)
-
-
-def shape_text(value: Any) -> tuple[str, str]:
-    """Shape and dtype as text; of a number its symbol and type; of a tuple how many it holds."""
-    if isinstance(value, torch.Tensor):
-        return "(" + ", ".join(map(str, value.shape)) + ")", str(value.dtype).removeprefix("torch.")
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return str(value), {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}[type(value).__name__]
-    if isinstance(value, (tuple, list)):
-        return f"{len(value)} values", ""
-    return ("", "") if value is None else (repr(value), type(value).__name__)
+    return NodeLine(node.name, role, operator, arguments, shape, dtype, source, tuple(takes))
 
 
 def _constant(module: fx.GraphModule, path: str) -> tuple[str, str, str]:
@@ -158,20 +115,9 @@ def _constant(module: fx.GraphModule, path: str) -> tuple[str, str, str]:
 
 
 def written_inputs(piece: Piece) -> set[str]:
-    """The inputs of ``piece`` into which its operators write, as far as their schemas tell."""
-    inputs, found = set(piece.input_names), set()
-    for node in piece.graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        op = node.target
-        if not isinstance(op, OpOverload):
-            op = getattr(op, "default", None) if operator_of(op) else None
-        if isinstance(op, OpOverload):
-            for name in mutated_arguments(op):
-                value = bound_argument(op, name, node.args, node.kwargs)
-                if isinstance(value, fx.Node) and value.name in inputs:
-                    found.add(value.name)
-    return found
+    """The inputs of ``piece`` into which its operators write, as far as that can be told."""
+    written: set[str] = set().union(*map(written_values, piece.graph_module.graph.nodes))
+    return written & set(piece.input_names)
 
 
 def content_digest(lines: list[NodeLine]) -> str:

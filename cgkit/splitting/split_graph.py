@@ -12,8 +12,8 @@ from cgkit.display import Shown, drawn
 from cgkit.errors import SplitError
 from cgkit.events import GraphSplit, emit
 from cgkit.splitting.assign import Assignment, assign
-from cgkit.splitting.matching import splitting_nodes
 from cgkit.splitting.frames import edges_frame, nodes_frame, pieces_frame
+from cgkit.splitting.matching import splitting_nodes
 from cgkit.splitting.node_lines import NodeLine, node_lines
 from cgkit.splitting.normalise import normalised_copy
 from cgkit.splitting.pieces import Piece, build_pieces
@@ -191,14 +191,14 @@ class SplitGraph(Shown):
 
     def nodes_frame(self, which: str | int | Piece) -> pd.DataFrame:
         """One row a node of one piece: ``node``, ``role``, ``operator``, ``constants``, ``text``,
-        ``shape``, ``dtype``, ``inputs`` (names of nodes), ``source``.
+        ``shape``, ``dtype``, ``reads_from`` (nodes: who made an input, or wrote into it last), ``source``.
 
         Raises:
             SplitError: there is no such piece.
         """
         return nodes_frame(self.lines(which))
 
-    def draw(self, open: Sequence[str | int] = (), engine: str = "auto") -> Any:  # noqa: A002
+    def draw(self, open: Sequence[str | int] = (), engine: str = "auto") -> Any:
         """The split graph as a picture, deep models folded (needs ``cgkit[plot]``).
 
         Args:

@@ -42,7 +42,9 @@ from cgkit.torch_hooks.fakes import (
 )
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
+    compile_cache_counts,
     find_cpp_compiler,
+    generated_code,
     generated_kernels,
     inductor_options,
     standalone_compile,
@@ -87,6 +89,7 @@ __all__ = [
     "TorchDispatchMode",
     "bound_argument",
     "codegen_of",
+    "compile_cache_counts",
     "compile_lock",
     "count_bytecode_hooks",
     "current_raw_stream",
@@ -102,6 +105,7 @@ __all__ = [
     "find_cpp_compiler",
     "forget_code",
     "free_symbol_names",
+    "generated_code",
     "generated_kernels",
     "gone",
     "has_python_kernel",
