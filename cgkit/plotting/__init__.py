@@ -7,24 +7,25 @@ Needs the extra ``cgkit[plot]``.
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
-    counters,
     memory,
     ms_per_token,
     padding_staircase,
     padding_steps,
 )
+from cgkit.plotting.compile_gantt import compile_gantt
 from cgkit.plotting.folding import fold
 from cgkit.plotting.picture import Picture
-from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.split_graph import GraphPicture, split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
 from cgkit.plotting.tables import human_bytes, table, text_table
 
 __all__ = [
     "About",
+    "GraphPicture",
     "Picture",
     "capture_seconds",
+    "compile_gantt",
     "compile_times",
-    "counters",
     "fold",
     "human_bytes",
     "memory",

@@ -32,7 +32,8 @@ class TourData:
     ``compilations`` (a row a piece: ``piece``, ``key``, ``compile_s``), ``log`` (:func:`compile_gantt`), ``captures``
     (``name, mode, num_tokens, seconds, pool_reserved_after_bytes``), ``steps`` (``kind, num_reqs,
     num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
-    ``counters`` (``sign, counter, expected, seen, law``), ``stages`` (``stage, seconds``), ``answers`` (``prompt, answer, tokens, equal``).
+    ``counters`` (``sign, counter, expected, seen, law``), ``stages`` (``stage, seconds``),
+    ``answers`` (``prompt, answer, tokens, equal``).
     """
 
     model: str
