@@ -149,9 +149,7 @@ def graph_picture(nodes: pd.DataFrame, about: About | None = None, *, engine: st
         "content": "graph",
     }
     frame = pd.DataFrame([row])
-    model = make_model(
-        frame, titled(f"One graph: {len(calls)} operators", about), nodes={name: nodes}
-    )
+    model = make_model(frame, titled(f"One graph: {len(calls)} operators", about), nodes={name: nodes})
     model.letters = {}
     svg = _through_dot(model) if engine != "own" else None
     return GraphPicture(_own_ids(svg or draw_own(model)), model, "dot" if svg else "own")

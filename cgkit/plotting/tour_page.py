@@ -23,6 +23,7 @@ EMULATED_NOTE = (
     "so it cannot be faster: the times below are a CPU's and say nothing about a GPU."
 )
 
+
 @dataclass
 class TourData:
     """What the tour found, as plain data.

@@ -105,7 +105,9 @@ def test_what_holds_none_is_refused():
 
 
 def test_a_splitting_piece_is_not_compiled_and_an_unknown_one_is_not_there(eager):
-    with pytest.raises(CgkitError, match="submod_1 is not compiled.*compiletoy::attention.*submod_0, submod_2"):
+    with pytest.raises(
+        CgkitError, match="submod_1 is not compiled.*compiletoy::attention.*submod_0, submod_2"
+    ):
         eager["submod_1"]
     with pytest.raises(SplitError, match="no piece 'nothing'"):
         eager["nothing"]

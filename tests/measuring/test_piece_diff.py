@@ -24,7 +24,9 @@ def pieces(draw):
     lines = []
     for i in range(draw(st.integers(1, 4))):
         role = draw(st.sampled_from(["value", "weight"]))
-        lines.append(NodeLine(f"in_{i}", role, "", (), f"(s0, {draw(st.integers(1, 3))})", "float32", f"w.{i}"))
+        lines.append(
+            NodeLine(f"in_{i}", role, "", (), f"(s0, {draw(st.integers(1, 3))})", "float32", f"w.{i}")
+        )
     for i in range(draw(st.integers(1, 12))):
         taken = draw(st.sampled_from([line.name for line in lines]))
         constant = str(draw(st.integers(0, 3)))
@@ -135,7 +137,9 @@ def test_the_first_and_a_middle_piece_differ_by_whole_nodes(explained):
     diff = explained.why_different("submod_0", "submod_2")
     only_right = [row.right.operator for row in diff.differences if row.status == "only right"]
     assert "aten::silu" in only_right
-    assert any(row.status == "only left" and row.left.operator == "aten::embedding" for row in diff.differences)
+    assert any(
+        row.status == "only left" and row.left.operator == "aten::embedding" for row in diff.differences
+    )
 
 
 def test_what_only_the_key_knows_is_shown():

@@ -107,14 +107,26 @@ def log() -> pd.DataFrame:
         {"stage": "split", "what": "Toy: 61 pieces", "start_s": 5.0, "seconds": 0.05},
     ]
     at = 5.1
-    for name, seconds, cache in (("submod_0", 4.0, "miss"), ("submod_2", 2.0, "hit"), ("submod_60", 1.0, "miss")):
+    for name, seconds, cache in (
+        ("submod_0", 4.0, "miss"),
+        ("submod_2", 2.0, "hit"),
+        ("submod_60", 1.0, "miss"),
+    ):
         more = {"piece": name, "shape": "general", "cache": cache, "shared_with": "", "key": name}
         rows.append({"stage": "compile", "what": name, "start_s": at, "seconds": seconds, **more})
         at += seconds
         if name == "submod_2":
             for i in range(4, 60, 2):
-                shared = {"piece": f"submod_{i}", "shape": "general", "cache": "shared", "shared_with": name, "key": name}
-                rows.append({"stage": "compile", "what": f"submod_{i}", "start_s": at, "seconds": 0.0, **shared})
+                shared = {
+                    "piece": f"submod_{i}",
+                    "shape": "general",
+                    "cache": "shared",
+                    "shared_with": name,
+                    "key": name,
+                }
+                rows.append(
+                    {"stage": "compile", "what": f"submod_{i}", "start_s": at, "seconds": 0.0, **shared}
+                )
     for size in (8, 4):
         more = {"mode": "PIECEWISE", "num_tokens": size, "graphs": 31, "recording_s": 0.3, "emulated": True}
         rows.append({"stage": "capture", "what": f"PIECEWISE {size}", "start_s": at, "seconds": 0.5, **more})

@@ -101,7 +101,7 @@ def test_an_opened_piece_shows_its_operators_and_breaks_the_fold():
     assert [fold.get("data-times") for fold in parts(picture, "cg-fold")] == ["19", "59"]
 
 
-@pytest.mark.parametrize("name", ["模型", "модель <&> \"quoted\"", "a\x00b\x1b[0m", "\ud800", "x" * 500, "🙂"])
+@pytest.mark.parametrize("name", ["模型", 'модель <&> "quoted"', "a\x00b\x1b[0m", "\ud800", "x" * 500, "🙂"])
 def test_names_in_any_language_make_a_valid_picture(name):
     frame = frames.pieces(1, keys=False)
     frame.loc[0, "operators"] = name
@@ -125,7 +125,9 @@ def test_the_picture_is_the_same_each_time():
 @pytest.mark.parametrize("opened", [False, True])
 def test_nothing_leaves_the_picture_and_no_two_boxes_overlap(layers, opened):
     nodes = {"submod_0": frames.nodes()} if opened else {}
-    picture = drawn(frames.pieces(layers), about=About(model="m" * 60), edges=frames.edges(layers), nodes=nodes)
+    picture = drawn(
+        frames.pieces(layers), about=About(model="m" * 60), edges=frames.edges(layers), nodes=nodes
+    )
     root = ElementTree.fromstring(picture.svg())
     width, height = float(root.get("width")), float(root.get("height"))
     spans = []
@@ -167,7 +169,11 @@ def test_dot_that_hangs_or_fails_is_not_waited_for(monkeypatch, tmp_path, body):
 
 
 def test_what_dot_drew_is_made_a_part_of_a_page(monkeypatch, tmp_path):
-    fake_dot(tmp_path, "cat >/dev/null; echo '<?xml?><!DOCTYPE svg><svg><path stroke=\"black\"/></svg>'", monkeypatch)
+    fake_dot(
+        tmp_path,
+        "cat >/dev/null; echo '<?xml?><!DOCTYPE svg><svg><path stroke=\"black\"/></svg>'",
+        monkeypatch,
+    )
     picture = split_graph(frames.pieces(3))
     assert picture.engine == "dot" and picture.svg().startswith('<svg role="img" aria-label="7 pieces')
     assert "currentColor" in picture.svg() and "DOCTYPE" not in picture.svg()
@@ -187,16 +193,18 @@ def test_the_dot_text_has_clusters_for_what_is_folded_and_opened(tmp_path):
     source = picture.source
     assert source == picture.graph.source
     assert re.findall(r"subgraph (\w+)", source) == ["cluster_p0", "cluster_fold_1"]
-    assert "79 × the same" in source and "style=\"rounded,dashed,filled\"" in source
+    assert "79 × the same" in source and 'style="rounded,dashed,filled"' in source
     assert "q_158 [s0, 9·64] bf16" in source
     assert picture.save(tmp_path / "graph.dot").read_text() == source
 
 
 @pytest.mark.skipif(split_dot.find_dot() is None, reason="needs Graphviz' dot, or the wheel graphviz-pure")
-@pytest.mark.parametrize("name", ["toy", "模型 <&> \\N \"x\"", "\ud800"])
+@pytest.mark.parametrize("name", ["toy", '模型 <&> \\N "x"', "\ud800"])
 def test_the_real_dot_lays_it_out(name):
     nodes = {"submod_0": frames.nodes()}
-    picture = split_graph(frames.pieces(80), About(model=name), edges=frames.edges(80), nodes=nodes, engine="dot")
+    picture = split_graph(
+        frames.pieces(80), About(model=name), edges=frames.edges(80), nodes=nodes, engine="dot"
+    )
     assert picture.engine == "dot"
     root = ElementTree.fromstring(picture.svg())
     kinds = [group.get("class") for group in root.iter(f"{SVG}g")]
