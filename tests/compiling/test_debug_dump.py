@@ -118,7 +118,7 @@ def test_when_the_disk_is_full_nothing_half_done_stays(tmp_path, monkeypatch, at
 
     monkeypatch.setattr(debug_dump, "_write", full)
     with pytest.raises(
-        ConfigError, match="debug_dump_path=.*No space left on device.*Nothing was left behind"
+        ConfigError, match=r"debug_dump_path=.*No space left on device.*Nothing was left behind"
     ):
         dump_pieces(graph, str(tmp_path))
     assert everything(tmp_path) == before

@@ -207,5 +207,5 @@ def test_a_decorated_model_counts_itself():
 
 
 def test_what_holds_no_pieces_is_refused():
-    with pytest.raises(CgkitError, match="counters_table.. was given str"):
+    with pytest.raises(CgkitError, match=r"counters_table.. was given str"):
         counters_table("model")

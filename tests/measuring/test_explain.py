@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_the_code_is_what_runs(inductor):
     for kernel in piece.kernels:
         assert kernel.name in piece.code
     assert {"c++"} <= {kernel.kind for kernel in piece.kernels} <= {"c++", "extern", "operator"}
-    assert piece.generated.path and open(piece.generated.path).read() == piece.code
+    assert piece.generated.path and Path(piece.generated.path).read_text() == piece.code
     assert inductor["submod_4"].code == piece.code  # shared
 
 
@@ -106,7 +108,7 @@ def test_what_holds_none_is_refused():
 
 def test_a_splitting_piece_is_not_compiled_and_an_unknown_one_is_not_there(eager):
     with pytest.raises(
-        CgkitError, match="submod_1 is not compiled.*compiletoy::attention.*submod_0, submod_2"
+        CgkitError, match=r"submod_1 is not compiled.*compiletoy::attention.*submod_0, submod_2"
     ):
         eager["submod_1"]
     with pytest.raises(SplitError, match="no piece 'nothing'"):

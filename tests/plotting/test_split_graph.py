@@ -1,3 +1,4 @@
+import itertools
 import re
 import stat
 import sys
@@ -136,7 +137,7 @@ def test_nothing_leaves_the_picture_and_no_two_boxes_overlap(layers, opened):
         x, y, w, h = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
         assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
         spans.append((y, y + h))
-    assert all(end < start for (_, end), (start, _) in zip(spans, spans[1:]))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
     for text in root.iter(f"{SVG}text"):
         size = float(text.get("font-size", 14))
         assert 0 < float(text.get("y")) < height
