@@ -120,18 +120,19 @@ def _bar(ax: Axes, y: int, bar: dict[str, Any], origin: float, end: float) -> No
 
 
 def _note(bar: dict[str, Any]) -> str:
-    seconds = bar["seconds"]
-    parts = [f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"]
+    parts = [_seconds(bar["seconds"])]
     if bar["stage"] == "capture" and bar.get("graphs") == bar.get("graphs") and bar.get("graphs"):
         graphs = int(bar["graphs"])
-        parts.append(
-            f"{graphs} graph{'s' * (graphs != 1)}, {1000 * bar['recording_s']:.0f} ms of it recording"
-        )
+        parts.append(f"{graphs} graph{'s' * (graphs != 1)}, {_seconds(bar['recording_s'])} of it recording")
     if bar.get("cache") == "hit":
         parts.append("found in Inductor's cache")
     if bar["equal"]:
         parts.append(f"shared with {bar['equal']} equal piece{'s' * (bar['equal'] != 1)}")
     return ", ".join(parts)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
 
 
 def _title(frame: pd.DataFrame, end: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting.split_model import INPUTS, OUTPUTS, Box, Model, Node, Wire, summary
-from cgkit.plotting.svg_text import clean, cut, xml
+from cgkit.plotting.svg_text import clean, cut, weight_line, xml
 
 if TYPE_CHECKING:
     import graphviz
@@ -99,8 +99,9 @@ def _id(box: Box, name: str) -> str:
 def _inner_label(node: Node) -> str:
     import graphviz
 
-    lines = [node.title, *filter(None, [node.shape]), *(f"← {name}" for name in node.weights)]
-    return "\\n".join(graphviz.escape(cut(line, 230, 12)) for line in lines)
+    lines = [cut(line, 230, 12) for line in (node.title, node.shape) if line]
+    lines += [weight_line(name, 230, 12).replace("⟵", "←") for name in node.weights]
+    return "\\n".join(graphviz.escape(line) for line in lines)
 
 
 def _inner_look(box: Box, node: Node) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cgkit.plotting.layered import Layout, layered
 from cgkit.plotting.split_model import INPUTS, OUTPUTS, Box, Model, Node, Wire, summary
-from cgkit.plotting.svg_text import cut, text_width, xml
+from cgkit.plotting.svg_text import cut, text_width, weight_line, xml
 
 LEFT, BOX_W, BOX_H, LINE = 58.0, 430.0, 80.0, 18.0
 FONT, SMALL, INNER = 14.0, 12.5, 12.0
@@ -328,7 +328,7 @@ def _node_lines(node: Node) -> list[tuple[str, str]]:
     lines = [(cut(node.title, 230, INNER, True), ' font-weight="600"')]
     if node.shape:
         lines.append((cut(node.shape, 230, INNER), ' opacity="0.85"'))
-    lines += [(cut(f"⟵ {name}", 230, INNER), ' opacity="0.85" font-style="italic"') for name in node.weights]
+    lines += [(weight_line(name, 230, INNER), ' opacity="0.85" font-style="italic"') for name in node.weights]
     return lines
 
 

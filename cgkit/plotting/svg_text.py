@@ -37,11 +37,16 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     return ems * size * (1.14 if bold else 1.0)
 
 
-def cut(text: str, width: float, size: float, bold: bool = False) -> str:
-    """``text``, or as much of it as fits ``width`` pixels and an ellipsis."""
+def cut(text: str, width: float, size: float, bold: bool = False, keep_end: bool = False) -> str:
+    """``text``, or as much of it as fits ``width`` pixels and an ellipsis: its start, or its end."""
     text = clean(text)
     if text_width(text, size, bold) <= width:
         return text
     while text and text_width(text + "…", size, bold) > width:
-        text = text[:-1]
-    return text + "…"
+        text = text[1:] if keep_end else text[:-1]
+    return f"…{text}" if keep_end else f"{text}…"
+
+
+def weight_line(name: str, width: float, size: float) -> str:
+    """How a node shows a weight that it takes: the end of a long name says most."""
+    return f"⟵ {cut(name, width - text_width('⟵ ', size), size, keep_end=True)}"

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,11 +89,20 @@ def generated_code(runnable: Any) -> dict[str, str]:
     for found in _reachable(runnable):
         code = getattr(found, "source_code", None)
         if isinstance(code, str) and code and hasattr(found, "current_callable"):
-            call = getattr(found.current_callable, "__func__", found.current_callable)
-            path = str(getattr(call, "__globals__", {}).get("__file__") or "")
             graph = getattr(found, "inductor_post_grad_graph_str", "") or ""
-            return {"code": code, "post_grad": str(graph), "path": path}
+            return {"code": code, "post_grad": str(graph), "path": _code_path(found, code)}
     return {}
+
+
+def _code_path(graph: Any, code: str) -> str:
+    """Where Inductor's cache keeps ``code``; "" if it is not there (any more)."""
+    from torch._inductor.codecache import get_path
+
+    try:
+        path = Path(get_path(graph.cache_key, "py")[2])
+        return str(path) if path.read_text() == code else ""
+    except (OSError, AttributeError, TypeError, UnicodeError):
+        return ""
 
 
 def _reachable(start: Any, most: int = 400) -> Iterator[Any]:

@@ -21,7 +21,7 @@ def test_one_bar_a_thing_shared_pieces_counted_where_they_come_from():
     assert [round(bar.get_x(), 6) for bar in ax.patches] == [0.0, 2.0, 2.1, 6.1, 8.1, 9.1, 9.6]
     notes = [text.get_text() for text in ax.texts]
     assert "2.00 s, found in Inductor's cache, shared with 28 equal pieces" in notes
-    assert "0.50 s, 31 graphs, 300 ms of it recording" in notes
+    assert "0.50 s, 31 graphs, 0.30 s of it recording" in notes
     assert title_of(ax) == (
         "10.1 s from trace to graphs. 31 compilations asked for: 2 compiled, 1 found in Inductor's cache, 28 shared"
     )
