@@ -26,22 +26,27 @@ _WHERE = {
     "forward_context": "BatchDescriptor ForwardContext set_forward_context get_forward_context CaptureLock",
     "counters": "compilation_counter CompilationCounter",
     "errors": "CgkitError",
+    "measuring": "Timeline crossover measure_launch_overhead profile_step",
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
     "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
+    "compiling.cache": "CacheKey explain_cache why_miss",
     "capturing": (
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
     ),
+    "measuring.predict_pool": "predict_pool",
     "serving": "Runner SamplingParams load_model",
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
+_MODULES = ("recordings",)
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, *_MODULES])
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers: they run no __getattr__
+    from cgkit import recordings
     from cgkit.capturing import (  # type: ignore[no-redef]
         CapturedGraphs,
         CaptureSizes,
@@ -52,6 +57,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         get_platform,
     )
     from cgkit.compiling import CompiledGraph, PiecewiseBackend, compile_pieces, set_inductor_config
+    from cgkit.compiling.cache import CacheKey, explain_cache, why_miss
     from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
     from cgkit.counters import CompilationCounter, compilation_counter
     from cgkit.errors import CgkitError
@@ -62,9 +68,16 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         get_forward_context,
         set_forward_context,
     )
+    from cgkit.measuring import (  # type: ignore[no-redef]
+        Timeline,
+        crossover,
+        measure_launch_overhead,
+        profile_step,
+    )
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
+    from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]
@@ -76,8 +89,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"cgkit.{_HOME[name]}"), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return import_module(f"cgkit.{name}")
     raise AttributeError(f"module 'cgkit' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *_HOME, *_MODULES]

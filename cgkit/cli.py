@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour`` and ``cgkit bench``.
+"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit bench`` and ``cgkit cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -54,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cgkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _tour_parser(commands, common)
+    _timeline_parser(commands, common)
     _bench_parser(commands, common)
+    _cache_parser(commands, common)
     return parser
 
 
@@ -88,6 +90,25 @@ def _tour_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     tour.set_defaults(run=run_tour)
 
 
+def _timeline_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    timeline = commands.add_parser(
+        "timeline",
+        parents=[common],
+        help="the bill of a profiler trace, and a page with its timeline",
+        description="Reads what torch.profiler's export_chrome_trace wrote (plain or gzip, NVIDIA or AMD; several "
+        "files are ranks of one run), prints where the wall time went, and writes a page with the timeline.",
+    )
+    timeline.add_argument("trace", nargs="+", metavar="TRACE", help="trace.json or trace.json.gz")
+    timeline.add_argument(
+        "--out", default="out/timeline.html", metavar="FILE", help="the page (default: %(default)s)"
+    )
+    timeline.add_argument(
+        "--step", type=int, metavar="N", help="bill this step (default: the whole trace, and the median step)"
+    )
+    timeline.add_argument("--python", action="store_true", help="show the events of Python functions too")
+    timeline.set_defaults(run=run_timeline)
+
+
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     bench = commands.add_parser("bench", help="measure one claim", description="Measures one claim.")
     names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
@@ -95,6 +116,25 @@ def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         one = names.add_parser(name, parents=[common], help=what, description=what)
         one.load = load
         one.set_defaults(run=run_bench, bench=name, load=load)
+
+
+def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="look into the compile cache, or make one file of it",
+        description="Compiled pieces by key, in $CGKIT_CACHE_DIR: the next process compiles nothing.",
+    )
+    verbs = cache.add_subparsers(title="what to do", required=True, metavar="VERB")
+    for verb, what, arguments in (
+        ("list", "the keys on disk, the newest first", ()),
+        ("explain", "why two keys differ, factor by factor", ("KEY_A", "KEY_B")),
+        ("pack", "write the whole cache into one file", ("FILE",)),
+        ("unpack", "put a packed cache into this one (it is code: only from somebody you trust)", ("FILE",)),
+    ):
+        one = verbs.add_parser(verb, parents=[common], help=what, description=what)
+        for argument in arguments:
+            one.add_argument(argument.lower(), metavar=argument)
+        one.set_defaults(run=run_cache, verb=verb)
 
 
 class _LazyParser(argparse.ArgumentParser):
@@ -182,6 +222,16 @@ def run_tour(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
     return 0 if result.data.tokens_equal else 1
 
 
+def run_timeline(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit timeline``."""
+    from cgkit.measuring import timeline_command
+
+    result = timeline_command.run(args.trace, out=args.out, step=args.step, python=args.python)
+    print(result.text(), file=sys.stderr if args.json else sys.stdout)
+    write(result.facts())
+    return 0
+
+
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
     """``cgkit bench NAME``: a table, or with ``--json`` the facts."""
     from cgkit.plotting.tables import text_table
@@ -192,6 +242,35 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
     print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
     write({"bench": args.bench, **facts})
     return 0
+
+
+def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit cache list | explain | pack | unpack``."""
+    from cgkit.compiling import cache
+
+    out = sys.stderr if args.json else sys.stdout
+    facts: dict[str, Any] = {"folder": str(cache.cache_root())}
+    if args.verb == "explain":
+        difference = cache.explain_cache(args.key_a, args.key_b)
+        print(difference, file=out)
+        facts["differences"] = difference.to_frame().to_dict("records")
+    elif args.verb == "list":
+        facts["keys"] = [_key_facts(folder) for folder in cache.entries()]
+        for key in facts["keys"]:
+            print(f"{key['key']}  {key['pieces']} pieces  {key['bytes'] / 2**20:.1f} MiB", file=out)
+        print(f"{len(facts['keys'])} keys in {facts['folder']}", file=out)
+    else:
+        facts["keys"] = (cache.pack if args.verb == "pack" else cache.unpack)(args.file)
+        done = "packed into" if args.verb == "pack" else "unpacked from"
+        print(f"{len(facts['keys'])} keys {done} {args.file}", file=out)
+    write(facts)
+    return 0
+
+
+def _key_facts(folder: Any) -> dict[str, Any]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    pieces = sum(path.name.startswith("piece_") and path.suffix == ".bin" for path in files)
+    return {"key": folder.name, "pieces": pieces, "bytes": sum(path.stat().st_size for path in files)}
 
 
 class _Dedup:
@@ -215,12 +294,32 @@ class _Dedup:
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
 #: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "crossover": (
+        "at which batch size a decode step stops being launch-bound, measured and predicted",
+        lambda: import_module("cgkit.measuring.crossover"),
+    ),
     "dedup": (
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
     ),
+    "events-off": (
+        "what the stages' reporting costs when nobody reads it: against a build without it",
+        lambda: import_module("cgkit.measuring.events_off"),
+    ),
+    "launch-overhead": (
+        "what a launch, a guard and a module call cost on this machine",
+        lambda: import_module("cgkit.measuring.launch_overhead"),
+    ),
+    "explore": (
+        "frame times of the interactive timeline in headless Chromium",
+        lambda: import_module("cgkit.measuring.bench_explore"),
+    ),
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+    "traces": (
+        "reading and billing a profiler trace of a million events, against HolisticTraceAnalysis",
+        lambda: import_module("cgkit.measuring.bench_traces"),
     ),
 }

@@ -32,9 +32,9 @@ class CompilationCounter(Shown):
     num_eager_compiles: int = 0  # really "compiled" by the eager adaptor
     num_gpu_runner_capture_triggers: int = 0  # sizes that a runner asked to record
     num_cudagraph_captured: int = 0  # recorded graphs: sizes x capturable pieces
-    num_cache_entries_updated: int = 0  # new entries in the compile cache, which is yet to come
-    num_compiled_artifacts_saved: int = 0  # artefacts written to disk, likewise
-    num_compiled_artifacts_loaded: int = 0  # artefacts read from disk, likewise
+    num_cache_entries_updated: int = 0  # new entries in the compile cache on disk
+    num_compiled_artifacts_saved: int = 0  # compiled pieces written to disk
+    num_compiled_artifacts_loaded: int = 0  # compiled pieces read from disk
     dynamo_as_is_count: int = 0  # models at level 1
 
     def reset(self) -> None:

@@ -60,5 +60,13 @@ class UnsupportedTorchError(CgkitError, RuntimeError):
     """A private hook of torch is not what it was on the versions that cgkit was run on."""
 
 
+class RecordingError(CgkitError, LookupError):
+    """A recording is not there, or cannot be read as what it is said to be."""
+
+
 class ServingError(CgkitError, ValueError):
     """A request or a model cannot be served as asked."""
+
+
+class TimelineError(CgkitError, ValueError):
+    """A trace cannot be read, or it does not hold what was asked for."""

@@ -101,14 +101,14 @@ class PieceShared(Event):
 
 @dataclass(frozen=True)
 class CacheEntryUpdated(Event):
-    """The compile cache got a new entry. (There is no such cache yet: nothing emits this.)"""
+    """The compile cache on disk got a new entry."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class ArtifactSaved(Event):
-    """A compiled artefact was written to disk. (Nothing does that yet.)"""
+    """A compiled piece was written to disk."""
 
     key: str
     path: str
@@ -116,10 +116,13 @@ class ArtifactSaved(Event):
 
 @dataclass(frozen=True)
 class ArtifactLoaded(Event):
-    """A compiled artefact was read from disk instead of being compiled. (Nothing does that yet.)"""
+    """A compiled piece was read from disk instead of being compiled."""
 
+    piece: str
+    shape: int | None
     key: str
     path: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,30 @@ class GraphCaptured(Event):
     seconds: float
     pool_reserved_before_bytes: int
     pool_reserved_after_bytes: int
+
+
+@dataclass(frozen=True)
+class GraphMemory(Event):
+    """The pool around one recording, exactly. Emitted only if somebody reads it: finding out walks the pool.
+
+    ``after`` is with the graph's outputs still owned; ``peak_allocated_bytes`` is the most inside the recording.
+    ``nodes`` is None where they cannot be counted. ``platform`` and ``pool`` are for readers that look further.
+    """
+
+    name: str
+    mode: str
+    num_tokens: int
+    uniform_decode: bool
+    emulated: bool
+    seconds: float
+    nodes: int | None
+    reserved_before_bytes: int
+    reserved_after_bytes: int
+    allocated_before_bytes: int
+    allocated_after_bytes: int
+    peak_allocated_bytes: int
+    platform: Any
+    pool: Any
 
 
 @dataclass(frozen=True)

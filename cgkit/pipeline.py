@@ -13,12 +13,13 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
-from cgkit import events
+from cgkit import events, marks
 from cgkit.capturing import (
     CapturedGraphs,
     CaptureSizes,
@@ -178,6 +179,7 @@ class CompiledModel:
         self._lock = threading.RLock()
         self.close()
         _states.add(self)
+        marks.register(self)
 
     def close(self) -> None:
         """Frees graphs, pools and compiled pieces; the next call starts from the beginning."""
@@ -194,6 +196,19 @@ class CompiledModel:
 
     def __reduce__(self) -> Any:
         return (_nothing, ())
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks the levels that have no pieces; the others mark their pieces. See :mod:`cgkit.marks`."""
+        model = self._model()
+        if model is None or self.call == self._compile_and_call:
+            return
+        facts = {"model": type(model).__name__}
+        if self.config.level is CompilationLevel.NO_COMPILATION:
+            marks.mark_modules(model, marker, undo, **facts, mode="eager")
+        stage = "forward"
+        if self.config.level is CompilationLevel.DYNAMO_AS_IS:
+            stage, facts["mode"] = "compiled", "torch.compile"
+        marks.swap_attribute(self, "call", marker.function(self.call, stage, **facts), undo)
 
     @property
     def model(self) -> nn.Module:

@@ -152,12 +152,12 @@ def tour(
     with clock.stage("loading"), _progress("loading", model):
         loaded = load_model(MODELS.get(model, model), device=where)
     with record_compilation() as log:
-        runner, eager, captures = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
+        runner, eager, ledger = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
     lanes = [_Lane(mode, eager if mode == "eager" else runner) for mode in MODES]
     with clock.stage("answering"):
         questions = [chat_prompt(loaded.tokenizer, prompt) for prompt in prompts]
         _race(lanes, questions, tokens)
-    data = _data(loaded, runner, lanes, captures, log, prompts, tokens, where)
+    data = _data(loaded, runner, lanes, ledger, log, prompts, tokens, where)
     data.command = _command(model, device, tokens)
     counters = {name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()}
     data.counters = counters_table(runner.executor, counters).to_frame()
@@ -170,8 +170,10 @@ def tour(
 
 def _build(
     loaded: LoadedModel, num_prompts: int, tokens: int, sizes: tuple[int, ...], clock: _Clock
-) -> tuple[Runner, Runner, list[events.Event]]:
-    """The runner with everything recorded, an eager one with the same weights, and the recordings."""
+) -> tuple[Runner, Runner, Any]:
+    """The runner with everything recorded, an eager one with the same weights, and the memory ledger."""
+    from cgkit.measuring.memory import Ledger
+
     config = CompilationConfig(
         level=CompilationLevel.PIECEWISE,
         cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
@@ -180,7 +182,7 @@ def _build(
     # three of the ways share the runner and its cache, each with requests of its own
     limits = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
     room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
-    with events.record(events.GraphCaptured) as captures:
+    with Ledger(keep_blocks=False) as ledger:
         runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
         with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"), _cold_cache():
             runner.capture_model()
@@ -191,7 +193,7 @@ def _build(
         **limits,
         **room,
     )
-    return runner, eager, captures
+    return runner, eager, ledger
 
 
 class _Lane:
@@ -280,12 +282,14 @@ def _data(
     loaded: LoadedModel,
     runner: Runner,
     lanes: Sequence[_Lane],
-    captures: Sequence[Any],
+    ledger: Any,
     log: CompilationLog,
     prompts: Sequence[str],
     tokens: int,
     device: torch.device,
 ) -> Any:
+    from cgkit.measuring.padding import coverage, padding
+    from cgkit.measuring.waterfall import waterfall
     from cgkit.plotting.tour_page import TourData
 
     executor = runner.executor
@@ -313,7 +317,10 @@ def _data(
         opened={piece.name: split.nodes_frame(piece) for piece in split.pieces[:3]},
         log=log.to_frame(),
         compilations=compiled.to_frame(),
-        captures=_frame_of(captures),
+        captures=ledger.to_frame(),
+        memory=waterfall(runner).to_frame(),
+        padding=padding({"recorded": captured.sizes}, most=round(1.25 * captured.sizes.largest)).to_frame(),
+        coverage=coverage(captured).to_frame(),
         steps=_frame_of(full.steps),
         times=_times(lanes),
         counters=None,

@@ -44,6 +44,7 @@ for part in ${PARTS:-tests launch modes tour notebook}; do
       step tests_alone 100 python3 -m pytest -m gpu tests/capturing/test_out_of_memory.py -q --tb=short \
         -p no:cacheprovider ;;
     modes) step modes 240 python3 -m cgkit bench modes --json ;;
+    seeing) step seeing 330 python3 data/record_seeing.py "$out/seeing" ;; # traces, launches, crossover, memory
     launch) step launch 60 python3 -c "
 import json
 from cgkit.kernels.bench import bench_launch

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cgkit import cli
+from cgkit.config import CompilationConfig
 from cgkit.errors import ConfigError
 
 
@@ -151,3 +152,27 @@ def test_a_benchmark_is_asked_for_its_options_only_when_it_is_named(monkeypatch,
     assert json.loads(capfd.readouterr().out) == {"bench": "fake", "steps": 8}
     with pytest.raises(ZeroDivisionError):
         cli.main(["bench", "other"])
+
+
+def test_the_cache_by_hand(cache_dir, tmp_path, capfd):
+    from cgkit.compiling.cache import cache_key
+    from cgkit.compiling.cache import folder as places
+
+    def json_of(*arguments):
+        assert cli.main(["cache", *arguments, "--json"]) == 0
+        return json.loads(capfd.readouterr().out)
+
+    keys = [cache_key(CompilationConfig(compiler=name), [], ()) for name in ("eager", "inductor")]
+    for key in keys:
+        places.make_private(places.rank_folder(key))
+        places.write_key(places.rank_folder(key), key)
+    listed = json_of("list")
+    assert listed["folder"] == str(cache_dir) and {k["key"] for k in listed["keys"]} == {
+        k.digest for k in keys
+    }
+    (difference,) = json_of("explain", keys[0].digest, keys[1].digest[:6])["differences"]
+    assert (difference["factor"], difference["name"], difference["a"]) == ("config", "compiler", "eager")
+    assert len(json_of("pack", str(tmp_path / "all.tgz"))["keys"]) == 2
+    assert len(json_of("unpack", str(tmp_path / "all.tgz"))["keys"]) == 2
+    assert cli.main(["cache", "unpack", str(tmp_path / "none.tgz")]) == 1
+    assert "no packed compile cache" in capfd.readouterr().err

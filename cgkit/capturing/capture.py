@@ -44,6 +44,7 @@ def capture(
     uniform_sizes: Sequence[int] | None = None,
     clone_outputs: bool = True,
     weak_outputs: bool = True,
+    largest_first: bool = True,
 ) -> CapturedGraphs:
     """Records ``compiled`` at each size and locks it.
 
@@ -65,6 +66,7 @@ def capture(
         num_warmups: unrecorded runs before each recording; None: what the config says.
         uniform_sizes: limits the sizes of uniform decode batches where they are recorded apart.
         clone_outputs, weak_outputs: see :class:`CapturedGraphs` and :class:`CUDAGraphOptions`.
+        largest_first: the order of sizes. False records from small to large, to see what that costs.
 
     Raises:
         CaptureError: something cannot be recorded; what was recorded is freed.
@@ -87,7 +89,7 @@ def capture(
     metadata = outer.attn_metadata if context is None and outer is not None else context
     was_locked, captured.lock.locked = captured.lock.locked, False
     try:
-        _Capture(captured, metadata, warmups).run(make_inputs, uniform_sizes)
+        _Capture(captured, metadata, warmups).run(make_inputs, uniform_sizes, largest_first)
     except BaseException:
         captured.lock.locked = was_locked
         captured.free()
@@ -102,9 +104,14 @@ class _Capture:
         self.captured, self.metadata, self.num_warmups = captured, metadata, num_warmups
         self.model = captured.compiled.model_name
 
-    def run(self, make_inputs: Callable[[int], Any] | None, uniform_sizes: Sequence[int] | None) -> None:
+    def run(
+        self,
+        make_inputs: Callable[[int], Any] | None,
+        uniform_sizes: Sequence[int] | None,
+        largest_first: bool,
+    ) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
-        plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes)
+        plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes, largest_first=largest_first)
         with ExitStack() as stack, torch.no_grad(), gc_held_off():
             started = time.perf_counter()
             with self._naming_what_fitted(plan, 0):

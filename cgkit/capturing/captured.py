@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit import forward_context
+from cgkit import forward_context, marks
 from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
@@ -91,6 +92,7 @@ class CapturedGraphs(Shown):
         self._fixed_count = 0
         self.run: Callable[..., Any] = self._wrap()
         _alive.add(self)
+        marks.register(self)
 
     # --- wrapping --------------------------------------------------------------------------------
 
@@ -279,6 +281,17 @@ class CapturedGraphs(Shown):
         """Raises MovedInputError if a weight is no longer where the graphs read it."""
         if self.weights is not None:
             self.weights.check(f"{self.compiled.model_name}, weights of the recorded graphs")
+
+    # --- marking ---------------------------------------------------------------------------------
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks what a call copies in and out; the wrappers mark their replays. See :mod:`cgkit.marks`."""
+        facts: dict[str, Any] = {"model": self.compiled.model_name, "emulated": self.platform.emulated}
+        if (inputs := self.inputs) is not None:
+            marks.swap_attribute(inputs, "fill", marker.function(inputs.fill, "copy_inputs", **facts), undo)
+            back = marker.function(inputs.write_back, "copy_outputs", **facts)
+            marks.swap_attribute(inputs, "write_back", back, undo)
+        marks.swap_attribute(self, "_cut", marker.function(self._cut, "copy_outputs", **facts), undo)
 
     # --- ending ----------------------------------------------------------------------------------
 

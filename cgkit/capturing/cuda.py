@@ -102,6 +102,7 @@ class CudaPlatform:
         self._ranges: dict[CudaPool, tuple[int, list[int], list[int]]] = {}
         self._grown: dict[CudaPool, int] = {}
         self._to_release: dict[CudaPool, list[tuple[int, int]]] = {}
+        self._peak_so_far = 0  # of the session, before the last begin_peak
 
     def new_pool(self) -> CudaPool:
         """A pool that the platform's graphs share; it grows when something is recorded."""
@@ -134,6 +135,7 @@ class CudaPlatform:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            self._peak_so_far = 0
             outer = torch.cuda.current_stream()
             self.stream.wait_stream(outer)
             collecting = gc.isenabled()
@@ -244,7 +246,19 @@ class CudaPlatform:
 
     def peak_bytes(self, pool: CudaPool) -> int:
         """The most bytes allocated on the device since the session began, the pool's included."""
-        return torch.cuda.max_memory_allocated(self.device)
+        return max(self._peak_so_far, torch.cuda.max_memory_allocated(self.device))
+
+    def begin_peak(self, pool: CudaPool) -> tuple[int, int]:
+        """Begins to look for the peak of one recording; returns what :meth:`end_peak` needs."""
+        self._peak_so_far = self.peak_bytes(pool)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return self.pool_bytes(pool).allocated, torch.cuda.memory_allocated(self.device)
+
+    def end_peak(self, pool: CudaPool, mark: tuple[int, int]) -> int:
+        """The most bytes allocated in the pool at once since :meth:`begin_peak`: while a recording runs,
+        nothing but the pool grows."""
+        in_pool, on_device = mark
+        return in_pool + torch.cuda.max_memory_allocated(self.device) - on_device
 
     def free_bytes(self) -> int:
         """Bytes that the device could still give, those cached by the allocator included."""

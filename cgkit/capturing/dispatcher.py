@@ -44,22 +44,23 @@ class CudagraphDispatcher(Shown):
         self._routes: tuple[list[Route], list[Route]] = ([], [])  # by uniform_decode, then num_tokens
 
     def planned_keys(
-        self, *, uniform_sizes: Sequence[int] | None = None
+        self, *, uniform_sizes: Sequence[int] | None = None, largest_first: bool = True
     ) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
         """What is to be recorded, in that order: batches of any kind first, then decode batches of
         a separate FULL routine; each from large to small, so that small graphs reuse large buffers.
 
         ``uniform_sizes`` limits the sizes of decode batches (a runner knows its ``max_num_seqs``).
+        ``largest_first=False`` turns the sizes round (it takes more memory, and shows why).
         """
         if self.sizes is None:
             return []
-        descending = self.sizes.sizes[::-1]
+        ordered = self.sizes.sizes[:: -1 if largest_first else 1]
         keys: list[tuple[CUDAGraphMode, BatchDescriptor]] = []
         if self.mode.mixed_mode():
-            keys += [(self.mode.mixed_mode(), BatchDescriptor(size, False)) for size in descending]
+            keys += [(self.mode.mixed_mode(), BatchDescriptor(size, False)) for size in ordered]
         if self.mode.separate_routine() and self.mode.decode_mode() is FULL:
-            allowed = set(descending if uniform_sizes is None else uniform_sizes)
-            keys += [(FULL, BatchDescriptor(size, True)) for size in descending if size in allowed]
+            allowed = set(ordered if uniform_sizes is None else uniform_sizes)
+            keys += [(FULL, BatchDescriptor(size, True)) for size in ordered if size in allowed]
         return keys
 
     def initialize_cudagraph_keys(

@@ -92,6 +92,18 @@ class EmulatedPlatform:
         """The most bytes that owning tensors occupied at once (``pool.reset_peak()`` begins anew)."""
         return pool.peak_allocated
 
+    def begin_peak(self, pool: EmulatedPool) -> int:
+        """Begins to look for the peak of one recording; returns what :meth:`end_peak` needs."""
+        so_far = pool.peak_allocated
+        pool.reset_peak()
+        return so_far
+
+    def end_peak(self, pool: EmulatedPool, so_far: int) -> int:
+        """The most bytes occupied at once since :meth:`begin_peak`; the pool's own peak goes on."""
+        inside = pool.peak_allocated
+        pool.peak_allocated = max(so_far, inside)
+        return inside
+
     def free(self, pool: EmulatedPool) -> None:
         """Gives the pool's memory back; replaying its graphs raises ReplayError from then on."""
         pool.free()

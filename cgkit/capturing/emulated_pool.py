@@ -151,6 +151,21 @@ class EmulatedPool:
             self._take_up_ended()
             self.peak_allocated = self.allocated
 
+    def blocks(self) -> list[tuple[int, int, int, int, bool]]:
+        """Every block by address: (number of its segment, the segment's bytes, offset, bytes, free)."""
+        with self._lock:
+            self._take_up_ended()
+            number = {id(segment): index for index, segment in enumerate(self._segments)}
+            lent = list(self._leased.values())
+            blocks = [*lent, *(block for _, _, block in self._free)]
+            found = [(number[id(b.segment)], b.segment.size, b.offset, b.size, b.free) for b in blocks]
+            return sorted(found)
+
+    def segment_ranges(self) -> list[tuple[int, int]]:
+        """(address, bytes) of each segment, by address; numbered as in :meth:`blocks`."""
+        with self._lock:
+            return [(segment.address, segment.size) for segment in self._segments]
+
     def mark(self) -> tuple[int, frozenset[int]]:
         """Where the pool stands; for :meth:`rollback`."""
         with self._lock:

@@ -124,6 +124,26 @@ def reserved_bytes(platform: GraphPlatform, pool: Any) -> int:
     return platform.pool_bytes(pool).reserved if quick is None else quick(pool)
 
 
+class RecordingMemory:
+    """What one recording does to a pool, exactly. Made before it; :meth:`found` after it, outputs still owned.
+
+    Costs two walks over the pool's segments, so only a reader of :class:`cgkit.events.GraphMemory` pays for it.
+    """
+
+    def __init__(self, platform: GraphPlatform, pool: Any) -> None:
+        self._platform, self._pool = platform, pool
+        self._before = platform.pool_bytes(pool)
+        begin = getattr(platform, "begin_peak", None)
+        self._mark = None if begin is None else begin(pool)
+
+    def found(self) -> tuple[int, int, int, int, int]:
+        """Reserved before and after, allocated before and after, and the peak of allocated, in bytes."""
+        before, after = self._before, self._platform.pool_bytes(self._pool)
+        end = getattr(self._platform, "end_peak", None)
+        inside = max(before.allocated, after.allocated) if end is None else end(self._pool, self._mark)
+        return before.reserved, after.reserved, before.allocated, after.allocated, inside
+
+
 def peak_bytes(platform: GraphPlatform, pool: Any) -> int:
     """The most bytes that were allocated at once since the session began; the pool's if unknown."""
     peak = getattr(platform, "peak_bytes", None)

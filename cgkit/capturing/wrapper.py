@@ -11,14 +11,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cgkit import events, forward_context
+from cgkit import events, forward_context, marks
 from cgkit.capturing.addresses import Addresses, AddressReader
 from cgkit.capturing.out_of_memory import is_out_of_memory
-from cgkit.capturing.platform import GraphPlatform, RecordedGraph, reserved_bytes
+from cgkit.capturing.platform import GraphPlatform, RecordedGraph, RecordingMemory, reserved_bytes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, CgkitError, ReplayError
@@ -106,6 +106,7 @@ class CUDAGraphWrapper(Shown):
         self.entries: dict[BatchDescriptor, GraphEntry] = {}
         self._replays: dict[BatchDescriptor | None, tuple[Any, ...]] = {}
         self.call = self._make_call()
+        marks.register(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs:
@@ -169,6 +170,9 @@ class CUDAGraphWrapper(Shown):
                 f"is {key!r}; take both from CudagraphDispatcher.dispatch"
             )
         self.lock.check(f"{self.name} would be recorded at {tuple(key)} in mode {self.runtime_mode.name}")
+        watched = (
+            RecordingMemory(self.platform, self.pool) if events.has_readers(events.GraphMemory) else None
+        )
         before = reserved_bytes(self.platform, self.pool)
         started = time.perf_counter()
         with gc_held_off(self.options.gc_disable):
@@ -186,6 +190,17 @@ class CUDAGraphWrapper(Shown):
                 self.name, mode, key.num_tokens, key.uniform_decode, emulated, seconds, before, after
             )
         )
+        if watched is not None:
+            about = (
+                self.name,
+                mode,
+                key.num_tokens,
+                key.uniform_decode,
+                emulated,
+                seconds,
+                graph.num_nodes(),
+            )
+            events.emit(events.GraphMemory(*about, *watched.found(), self.platform, self.pool))
         return weak if self.options.weak_ref_output else output
 
     def _capture(self, key: BatchDescriptor, args: tuple, kwargs: dict) -> tuple[RecordedGraph, Any]:
@@ -224,6 +239,20 @@ class CUDAGraphWrapper(Shown):
             if path.startswith(f"args[{index}]"):
                 return f"{name!r} ({path})"
         return path
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks each replay, while a profiler runs; see :mod:`cgkit.marks`."""
+        full = self.runtime_mode is CUDAGraphMode.FULL
+        stage, piece = ("full", "whole step") if full else ("replay", self.name)
+        facts = {
+            "model": self.lock.model,
+            "mode": self.runtime_mode.name,
+            "emulated": self.platform.emulated,
+        }
+        for key, (replay, *rest) in list(self._replays.items()):
+            batch = None if key is None else key.num_tokens
+            marked = marker.function(replay, stage, piece, batch=batch, **facts)
+            marks.swap_item(self._replays, key, (marked, *rest), undo)
 
     def clear(self) -> None:
         """Drops every entry. The pool is the platform's to free."""

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.config import CompilationConfig
 
@@ -28,6 +29,8 @@ class CompilerInterface(ABC):
     """One compiler. ``name`` is what events, counters and tables call it."""
 
     name: str
+    #: Whether what it makes can be kept for another process.
+    saves = False
 
     @abstractmethod
     def compile(
@@ -75,6 +78,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
     """
 
     name = "inductor"
+    saves = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         """``options``: Inductor's options by name, for every piece and shape."""
@@ -88,6 +92,8 @@ class InductorStandaloneAdaptor(CompilerInterface):
         if runtime_shape is not None:
             _fix_sizes(own, inputs)
         options = inductor_options_for(self._options, runtime_shape)
+        if disabled():
+            options["force_disable_caches"] = True
         return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
 
     def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:

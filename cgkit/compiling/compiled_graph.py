@@ -15,6 +15,8 @@ import torch
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
+from cgkit.compiling.cache import cache_key
+from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
 from cgkit.compiling.fakes import static_version
@@ -69,8 +71,11 @@ class CompiledGraph(Shown):
         self.seconds = 0.0
         self._finished = False
         self._bound: Callable[..., Any] | None = None
-        adaptor = adaptor or make_adaptor(config, _devices(split.example_inputs or ()))
-        self.manager = CompilerManager(adaptor)
+        devices = _devices(split.example_inputs or ())
+        adaptor = adaptor or make_adaptor(config, devices)
+        #: The key of these compilations: what they depend on, by name. See :mod:`cgkit.compiling.cache`.
+        self.cache_key = cache_key(config, _traced_files(split), devices, adaptor.settings(None))
+        self.manager = CompilerManager(adaptor, open_cache(self.cache_key) if adaptor.saves else None)
         self._told: set[ContentKey] = set()
         self._total = sum(not piece.is_splitting for piece in split.pieces)
         self._done = 0
@@ -215,6 +220,7 @@ class CompiledGraph(Shown):
                     "shape": "general" if one.shape is None else str(one.shape),
                     "key": one.key.digest,
                     "shared_with": one.owner if one.shared else "",
+                    "loaded": one.loaded,
                     "adaptor": one.adaptor,
                     "compile_s": one.seconds,
                     "generated_kernels": one.kernels,
@@ -237,6 +243,10 @@ class CompiledGraph(Shown):
             names = ", ".join(backend.name for backend in same[:4]) + (", ..." if len(same) > 4 else "")
             lines.append(f"  {key.digest}  x {len(same):<3} {same[0].general.seconds:6.2f} s  {names}")
         return "\n".join(lines)
+
+
+def _traced_files(split: SplitGraph) -> tuple[str, ...]:
+    return split.traced.traced_files if split.traced is not None else ()
 
 
 def _devices(values: Sequence[Any]) -> set[torch.device]:

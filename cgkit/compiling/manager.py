@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
+from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
 from cgkit.errors import CgkitError, CompileError
 from cgkit.splitting.matching import operator_names
@@ -34,6 +36,7 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+    loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 
     @property
     def shared(self) -> bool:
@@ -44,8 +47,10 @@ class CompiledPiece:
 class CompilerManager:
     """Asks ``adaptor`` for each content once. One a model: what it holds lives as long."""
 
-    def __init__(self, adaptor: CompilerInterface) -> None:
+    def __init__(self, adaptor: CompilerInterface, cache: CompileCache | None = None) -> None:
+        """``cache``: where compiled pieces are kept for other processes; None: nowhere."""
         self.adaptor = adaptor
+        self.cache = cache
         self._by_key: dict[ContentKey, CompiledPiece] = {}
 
     def __len__(self) -> int:
@@ -82,10 +87,49 @@ class CompilerManager:
             if (known := self._by_key.get(key)) is not None:
                 events.emit(events.PieceShared(name, shape, known.owner, key.digest))
                 return replace(known, piece=name, seconds=0.0)
-            piece = _compile(adaptor or self.adaptor, name, graph_module, inputs, fake_mode, shape, key)
+            by = adaptor or self.adaptor
+            request = (by, name, graph_module, inputs, fake_mode, shape, key)
+            with self.cache.active() if self.cache is not None else nullcontext():
+                piece = self._load(name, shape, key) if by.saves else None
+                if piece is None:
+                    piece = self._compile_and_keep(request)
             self._by_key[key] = piece
-        events.emit(events.PieceCompiled(name, shape, piece.adaptor, key.digest, piece.seconds))
         return piece
+
+    def _compile_and_keep(self, request: tuple[Any, ...]) -> CompiledPiece:
+        """Compiles; where the cache's disk is at fault, once more without the cache."""
+        try:
+            piece = _compile(*request)
+        except CompileError as error:
+            if self.cache is None or not self.cache.gives_way(error):
+                raise
+            with torch_hooks.inductor_cache_dir(None):
+                piece = _compile(*request)
+        self._save(piece)
+        return piece
+
+    def _load(self, name: str, shape: int | None, key: ContentKey) -> CompiledPiece | None:
+        """The piece from the cache, if it is there and whole."""
+        started = time.perf_counter()
+        found = self.cache.load(key) if self.cache is not None else None
+        if found is None:
+            return None
+        seconds = time.perf_counter() - started
+        events.emit(events.ArtifactLoaded(name, shape, key.digest, str(found.path), seconds))
+        return CompiledPiece(
+            name, shape, found.runnable, key, name, self.adaptor.name, seconds, found.kernels, loaded=True
+        )
+
+    def _save(self, piece: CompiledPiece) -> None:
+        """Reports a compilation, and keeps what came of it for other processes."""
+        digest = piece.key.digest
+        events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
+        if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
+            return
+        path = self.cache.save(piece.key, piece.runnable, piece.kernels)
+        if path is not None:
+            events.emit(events.ArtifactSaved(digest, str(path)))
+            events.emit(events.CacheEntryUpdated(digest))
 
 
 def first_line(error: Exception) -> str:

@@ -9,12 +9,13 @@ Ours compiles all of them before capture unless ``compile_at="first_hit"`` is as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit import torch_hooks
+from cgkit import marks, torch_hooks
 from cgkit.compiling.adaptors import Runnable
 from cgkit.compiling.interpreter import PieceCall
 from cgkit.compiling.manager import CompiledPiece
@@ -82,6 +83,7 @@ class PiecewiseBackend:
         self._on_finished = on_finished
         self._plain = False  # after the first run, if there is nothing to choose from
         self._token_index = self.sym_shape_indices[0] if self.sym_shape_indices else -1
+        marks.register(self)
 
     @property
     def name(self) -> str:
@@ -142,6 +144,20 @@ class PiecewiseBackend:
                 self.to_be_compiled_sizes.discard(size)
                 self.check_for_ending_compilation()
         return entry.compiled
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks the piece where it runs compiled, without a graph; see :mod:`cgkit.marks`."""
+
+        def marked(runnable: Runnable) -> Runnable:
+            facts = {"model": self.lock.model, "mode": "compiled"}
+            return marker.function(runnable, "piece", self.name, **facts)
+
+        general = marked(self.compiled_graph_for_general_shape)
+        marks.swap_attribute(self, "compiled_graph_for_general_shape", general, undo)
+        for size, entry in list(self.concrete_size_entries.items()):
+            if entry.compiled is not None:
+                swapped = ConcreteSizeEntry(size, marked(entry.runnable), entry.compiled)
+                marks.swap_item(self.concrete_size_entries, size, swapped, undo)
 
     def check_for_ending_compilation(self) -> None:
         """Reports when nothing is left to compile here; the model reports when all pieces have."""

@@ -72,6 +72,7 @@ class CompilationLog(Shown):
             events.GraphSplit: self._split,
             events.CompileRequested: self._requested,
             events.PieceCompiled: self._compiled,
+            events.ArtifactLoaded: self._loaded,
             events.PieceShared: self._shared,
             events.CaptureTriggered: self._triggered,
             events.GraphCaptured: self._captured,
@@ -99,9 +100,9 @@ class CompilationLog(Shown):
 
         ``stage`` ("trace", "split", "compile", "capture"), ``what``, ``start_s`` since the log began,
         ``seconds``; of a compilation ``piece``, ``shape``, ``key``, ``adaptor``, and ``cache``: "miss" and
-        "hit" (of Inductor's cache on disk), "shared" (an equal piece was compiled before: ``shared_with``), or
-        "none" (nothing to cache); of a capture ``mode``, ``num_tokens``, ``graphs`` and ``recording_s``,
-        which is the part of ``seconds`` that was no warm-up.
+        "hit" (of Inductor's cache on disk), "loaded" (whole, from cgkit's), "shared" (with an equal piece that
+        was compiled before: ``shared_with``), or "none" (nothing to cache); of a capture ``mode``,
+        ``num_tokens``, ``graphs`` and ``recording_s``, the part of ``seconds`` that was no warm-up.
         """
         import pandas as pd
 
@@ -158,6 +159,9 @@ class CompilationLog(Shown):
         cache = "miss" if missed else "hit" if hit else "none"
         self._piece(event, event.seconds, cache=cache, adaptor=event.adaptor)
 
+    def _loaded(self, event: events.ArtifactLoaded) -> None:
+        self._piece(event, event.seconds, cache="loaded")
+
     def _shared(self, event: events.PieceShared) -> None:
         self._piece(event, 0.0, cache="shared", shared_with=event.owner)
 
@@ -203,6 +207,7 @@ class CompilationLog(Shown):
 _CACHE_WORDS = {
     "miss": "compiled",
     "hit": "from Inductor's cache",
+    "loaded": "loaded",
     "shared": "shared",
     "none": "without a cache",
 }

@@ -140,16 +140,19 @@ def _compiling(compiled: CompiledGraph) -> dict[str, Law]:
     static = sorted({one.shape for one in pieces if one.shape is not None})
     shapes = f" × {1 + len(static)} shapes (any, {', '.join(map(str, static))})" if static else ""
     different = {
-        adaptor: len({p.key for p in pieces if p.adaptor == adaptor}) for adaptor in ("inductor", "eager")
+        adaptor: len({p.key for p in pieces if p.adaptor == adaptor and not p.loaded})
+        for adaptor in ("inductor", "eager")
     }
     others = sum(p.adaptor not in different for p in pieces)
-    law = "different contents × shapes, by Inductor"
+    loaded = len({p.key for p in pieces if p.loaded})
+    law = f"different contents × shapes, by Inductor{f', less {loaded} loaded' if loaded else ''}"
     return {
         "num_backend_compilations": Law(
             len(pieces), f"{len(compiled.backends)} pieces{shapes}: one request each"
         ),
         "num_inductor_compiles": Law(None if others else different["inductor"], law),
         "num_eager_compiles": Law(different["eager"], "the same, by the eager adaptor"),
+        "num_compiled_artifacts_loaded": Law(loaded, "of these, read from the compile cache instead"),
     }
 
 

@@ -4,33 +4,39 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
+from cgkit.plotting import memory_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
-    memory,
     ms_per_token,
-    padding_staircase,
     padding_steps,
 )
 from cgkit.plotting.compile_gantt import compile_gantt
 from cgkit.plotting.folding import fold
+from cgkit.plotting.launch_charts import against_nodes, crossover, launch_costs, launch_overhead
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import GraphPicture, split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
 from cgkit.plotting.tables import human_bytes, table, text_table
+from cgkit.plotting.timeline_chart import compare_timelines, timeline
 
 __all__ = [
     "About",
     "GraphPicture",
     "Picture",
+    "against_nodes",
     "capture_seconds",
+    "compare_timelines",
     "compile_gantt",
     "compile_times",
+    "crossover",
     "fold",
     "human_bytes",
-    "memory",
+    "launch_costs",
+    "launch_overhead",
+    "memory_charts",
     "ms_per_token",
-    "padding_staircase",
+    "padding_charts",
     "padding_steps",
     "save",
     "split_graph",
@@ -38,5 +44,6 @@ __all__ = [
     "svg",
     "table",
     "text_table",
+    "timeline",
     "title_of",
 ]

@@ -6,12 +6,13 @@ first time that an artefact is shown.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import register_drawing, register_html, register_page
-from cgkit.plotting import charts, compile_cards
+from cgkit.plotting import charts, compile_cards, padding_charts
 from cgkit.plotting.dump_page import dump_page
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import GraphPicture, graph_picture, of_artefact
@@ -125,12 +126,19 @@ def captured_graphs(artefact: Any) -> str:
 
 
 def capture_sizes(artefact: Any) -> str:
-    """The staircase of padding."""
-    sizes = list(artefact)
-    return _card(
-        artefact,
-        Picture(charts.padding_staircase(sizes, most=max(sizes[-1] + 4, round(1.3 * sizes[-1])))).svg(),
-    )
+    """The staircase of padding, to a third above the largest size."""
+    largest = list(artefact)[-1]
+    frame = artefact.to_frame(range(1, max(largest + 4, round(1.3 * largest)) + 1))
+    return _card(artefact, Picture(padding_charts.staircase(frame.assign(ladder="sizes"))).svg())
+
+
+def measured(artefact: Any) -> str:
+    """The picture and the table of what was measured."""
+    try:
+        drawn = [Picture(artefact.plot()).svg()]
+    except TypeError:  # it asks what to draw (the divisor of a waste): that is the user's to say
+        drawn = []
+    return _card(artefact, *drawn, table(artefact.to_frame(), rows=8))
 
 
 def compilation_counter(artefact: Any) -> str:
@@ -141,6 +149,41 @@ def compilation_counter(artefact: Any) -> str:
 def _carded(render: Callable[[Any], str]) -> Callable[[Any], str]:
     """``render`` under the first line of the repr."""
     return lambda artefact: _card(artefact, render(artefact))
+
+
+def launch_overhead(artefact: Any) -> str:
+    """Every case beside the claims, then the numbers, then what was not measured."""
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in artefact.missing)
+    rest = f"<p>not measured:</p><ul>{missing}</ul>" if missing else ""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.to_frame(), rows=8), rest)
+
+
+def crossover(artefact: Any) -> str:
+    """Both curves of each mode, and where they cross."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.crossings(), rows=8))
+
+
+def bill_card(artefact: Any) -> str:
+    """Where the wall time went: two bars, and the table behind them."""
+    return _card(artefact, Picture(artefact.plot()).svg(), table(artefact.table(), rows=40))
+
+
+def timeline_card(artefact: Any) -> str:
+    """The static picture (of the middle step), how complete it is, the steps, and the events by kind."""
+    events = artefact.to_frame()
+    kinds = (
+        events.groupby("kind", observed=True)["dur_us"].agg(events="count", longest_us="max").reset_index()
+    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in artefact.complete())
+    steps = table(artefact.steps.drop(columns=["thread"], errors="ignore"), rows=6)
+    return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+
+
+def _timeline_picture(artefact: Any) -> str:
+    """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
+    explorer = artefact.explore()
+    data = base64.b64encode(explorer.picture()).decode()
+    return f'<img style="max-width:100%" alt="{escape(explorer.alt())}" src="data:image/png;base64,{data}">'
 
 
 RENDERERS: dict[str, Callable[[Any], str]] = {
@@ -156,6 +199,17 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Explanation": _carded(compile_cards.explanation),
     "PieceDiff": _carded(compile_cards.piece_diff),
     "PieceExplanation": _carded(compile_cards.piece_explanation),
+    "Coverage": measured,
+    "ExpectedWaste": measured,
+    "Ledger": measured,
+    "Lifetimes": measured,
+    "Padding": measured,
+    "PoolPrediction": measured,
+    "Waterfall": measured,
+    "Crossover": crossover,
+    "LaunchOverhead": launch_overhead,
+    "Timeline": timeline_card,
+    "Bill": bill_card,
 }
 
 DRAWINGS: dict[str, Callable[..., Any]] = {"SplitGraph": split_picture, "TracedGraph": traced_picture}

@@ -6,31 +6,18 @@ batch and device, and whether graphs were emulated or the numbers recorded elsew
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
+from cgkit.plotting.folding import blocks_of_equal
 from cgkit.plotting.style import About, put_title
-from cgkit.plotting.tables import human_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _styled(function: Callable[P, T]) -> Callable[P, T]:
-    """Draws with cgkit's settings and leaves matplotlib's own as they were."""
-
-    @functools.wraps(function)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
-        with style.style():
-            return function(*args, **kwargs)
-
-    return drawn
+_styled = style.styled
 
 
 @_styled
@@ -109,83 +96,6 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
 
 
 @_styled
-def memory(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
-    """The shared pool while graphs were recorded, in the order of recording.
-
-    ``frame``: a row a graph, with ``mode``, ``num_tokens`` and ``pool_reserved_after_bytes``.
-    """
-    ax = style.new_axes(ax, 8.4, 2.6)
-    kib = [value / 2**20 for value in frame["pool_reserved_after_bytes"]]
-    ax.stairs(kib, range(len(kib) + 1), fill=True, color=style.MEMORY, alpha=0.35, baseline=0)
-    ax.stairs(kib, range(len(kib) + 1), color=style.MEMORY, linewidth=1.4, baseline=None)
-    top = max(kib, default=0.0) or 1.0
-    blocks = list(_blocks(list(zip(frame["mode"], frame["num_tokens"]))))
-    for start, stop, (_, size) in blocks:
-        ax.axvline(start, color="#8c959f", linewidth=0.5)
-        if stop - start > 0.03 * len(frame):
-            ax.text((start + stop) / 2, top * 1.06, f"{size}", ha="center", va="bottom", fontsize=8)
-    for start, stop, mode in _blocks(list(frame["mode"])):
-        narrow = stop - start < 0.15 * len(frame)
-        x, side = (stop, "right") if narrow and start else (start, "left")
-        ax.text(x, top * 1.2, f" {mode}", ha=side, va="bottom", fontsize=9, fontweight="bold")
-    ax.set_xlim(0, max(len(kib), 1))
-    ax.set_ylim(0, top * 1.36)
-    ax.set_xlabel("graphs recorded so far (above: the size being recorded, largest first)")
-    ax.set_ylabel("reserved (MiB)")
-    last = frame["pool_reserved_after_bytes"].iloc[-1] if len(frame) else 0
-    put_title(ax, f"One pool for {len(frame)} graphs: {human_bytes(last)} reserved", about)
-    return ax
-
-
-@_styled
-def padding_staircase(
-    sizes: Sequence[int],
-    about: About | None = None,
-    *,
-    most: int | None = None,
-    seen: Sequence[int] = (),
-    ax: Axes | None = None,
-) -> Axes:
-    """What a batch of each token count is padded to, given the recorded ``sizes``.
-
-    ``seen`` marks the counts that really occurred; above the largest size nothing is padded.
-    """
-    ax = style.new_axes(ax, 8.4, 2.8)
-    sizes = sorted(sizes)
-    most = most or max([sizes[-1], *seen])
-    counts = list(range(1, most + 1))
-    padded = [next((size for size in sizes if size >= count), count) for count in counts]
-    edges = [count - 0.5 for count in range(1, most + 2)]
-    ax.stairs(padded, edges, baseline=counts, fill=True, facecolor=style.PADDING, alpha=0.30, hatch="///")
-    ax.stairs(counts, edges, fill=True, color=style.REAL, alpha=0.35)
-    ax.stairs(padded, edges, color=style.PADDING, linewidth=1.3, label="padded to", baseline=None)
-    if seen:
-        points = sorted(set(seen))
-        ax.plot(points, points, "o", color=style.REAL, markersize=4.5, label="occurred in this run")
-    if most > sizes[-1]:
-        ax.axvline(sizes[-1] + 0.5, color=style.INK, linewidth=0.8, linestyle=":")
-        ax.annotate(
-            "larger: runs compiled,\nwithout a graph",
-            (sizes[-1] + 0.5, 0),
-            xytext=(5, 6),
-            textcoords="offset points",
-            va="bottom",
-            fontsize=8.5,
-        )
-    waste = sum(padded[: sizes[-1]]) - sum(counts[: sizes[-1]])
-    share = waste / sum(padded[: sizes[-1]])
-    ax.set_xlabel("tokens in the batch")
-    ax.set_ylabel("tokens computed")
-    ax.set_xlim(0.5, most + 0.5)
-    ax.set_ylim(0, max(padded) * 1.08)
-    ax.legend(loc="upper left")
-    put_title(
-        ax, f"{len(sizes)} sizes; if all up to {sizes[-1]} came equally often, {share:.0%} is padding", about
-    )
-    return ax
-
-
-@_styled
 def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """Tokens of each step: those asked for, those that only pad, and how the step ran.
 
@@ -216,7 +126,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
             [t for t in (0, 4, 8, 16, 64, 256, 1024, 4096) if t <= top * 1.2],
             [str(t) for t in (0, 4, 8, 16, 64, 256, 1024, 4096) if t <= top * 1.2],
         )
-    for start, stop, (kind, mode) in _blocks(list(zip(frame["kind"], frame["mode"]))):
+    for start, stop, (kind, mode) in blocks_of_equal(list(zip(frame["kind"], frame["mode"]))):
         long = stop - start > 0.12 * len(frame)
         alone = start == 0 and stop == 1  # the usual prefill before everything: room to its right
         ax.annotate(
@@ -299,14 +209,3 @@ def _mode_colour(mode: str) -> str:
 
 def _with_shape(piece: str, shape: Any) -> str:
     return piece if shape in (None, "general") else f"{piece} @ {shape}"
-
-
-def _blocks(labels: Sequence[Any]) -> list[tuple[int, int, Any]]:
-    """Runs of equal labels as (start, stop, label)."""
-    blocks: list[tuple[int, int, Any]] = []
-    for index, label in enumerate(labels):
-        if blocks and blocks[-1][2] == label:
-            blocks[-1] = (blocks[-1][0], index + 1, label)
-        else:
-            blocks.append((index, index + 1, label))
-    return blocks

@@ -18,6 +18,8 @@ STAGES = {
     "compile": ("#e69f00", "//"),
     "capture": ("#009e73", "\\\\"),
 }
+#: What was not compiled anew, but found on disk.
+FOUND = {"hit": "found in Inductor's cache", "loaded": "loaded from the compile cache"}
 #: At most so many bars of a stage; the shortest are summed up in a last one.
 MOST = 14
 
@@ -95,7 +97,7 @@ def _at(row: dict[str, Any]) -> str:
 
 def _bar(ax: Axes, y: int, bar: dict[str, Any], origin: float, end: float) -> None:
     colour, hatch = STAGES[bar["stage"]]
-    found = bar.get("cache") == "hit"
+    found = bar.get("cache") in FOUND
     spans = bar.get("spans") or [(bar["start_s"], bar["seconds"])]
     for start, seconds in spans:
         look: dict[str, Any] = (
@@ -124,8 +126,8 @@ def _note(bar: dict[str, Any]) -> str:
     if bar["stage"] == "capture" and bar.get("graphs") == bar.get("graphs") and bar.get("graphs"):
         graphs = int(bar["graphs"])
         parts.append(f"{graphs} graph{'s' * (graphs != 1)}, {_seconds(bar['recording_s'])} of it recording")
-    if bar.get("cache") == "hit":
-        parts.append("found in Inductor's cache")
+    if bar.get("cache") in FOUND:
+        parts.append(FOUND[bar["cache"]])
     if bar["equal"]:
         parts.append(f"shared with {bar['equal']} equal piece{'s' * (bar['equal'] != 1)}")
     return ", ".join(parts)
@@ -141,7 +143,7 @@ def _title(frame: pd.DataFrame, end: float) -> str:
     words = {
         "miss": "compiled",
         "none": "taken as they are",
-        "hit": "found in Inductor's cache",
+        **FOUND,
         "shared": "shared",
     }
     said = ", ".join(f"{counts[cache]} {word}" for cache, word in words.items() if counts.get(cache))

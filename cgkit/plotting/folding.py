@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,14 @@ def fold(keys: Sequence[Hashable], least: int = 3, longest: int = 8) -> list[Run
         runs.append(best)
         at = best.end
     return runs
+
+
+def blocks_of_equal(labels: Sequence[Any]) -> list[tuple[int, int, Any]]:
+    """Runs of equal labels as (start, stop, label)."""
+    blocks: list[tuple[int, int, Any]] = []
+    for index, label in enumerate(labels):
+        if blocks and blocks[-1][2] == label:
+            blocks[-1] = (blocks[-1][0], index + 1, label)
+        else:
+            blocks.append((index, index + 1, label))
+    return blocks

@@ -8,18 +8,22 @@ depends on the colour alone is hatched as well.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Text and axes. In HTML it becomes ``currentColor``, so that a picture follows a dark page.
 INK = "#24292f"
@@ -112,7 +116,7 @@ def put_title(ax: Axes, what: str, about: About | None) -> None:
     if len(figure.axes) > 1:
         ax.set_title(titled(what, about))
         return
-    line = "\n".join(textwrap.wrap(about.line() if about else "", int(figure.get_figwidth() * 16)))
+    line = "\n".join(textwrap.wrap(about.line() if about else "", int(figure.get_figwidth() * 12)))
     heading = figure.suptitle(f"{what}\n{line}" if line else what, x=0.008, ha="left", fontsize=10.5)
     heading.set_gid("cg-title")
 
@@ -133,6 +137,17 @@ def style() -> Iterator[None]:
         yield
 
 
+def styled(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a drawing function: cgkit's settings inside, matplotlib's own as they were after it."""
+
+    @functools.wraps(function)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+        with style():
+            return function(*args, **kwargs)
+
+    return drawn
+
+
 def new_axes(ax: Axes | None = None, width: float = 8.4, height: float = 2.8) -> Axes:
     """``ax``, or the axes of a new figure of ``width`` x ``height`` inches that no window knows."""
     if ax is not None:
@@ -140,6 +155,17 @@ def new_axes(ax: Axes | None = None, width: float = 8.4, height: float = 2.8) ->
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height)).add_subplot()
+
+
+def legend_below(ax: Axes, columns: int, handles: Any = None) -> None:
+    """A legend that covers nothing: under the figure where the axes have it for themselves, else in the axes."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    held = ax.get_legend_handles_labels()[0] if handles is None else handles
+    if len(figure.axes) > 1:
+        ax.legend(handles=held)
+    else:
+        figure.legend(handles=held, ncols=columns, loc="outside lower left")
 
 
 def save(drawing: Axes | str, path: str | Path) -> Path:

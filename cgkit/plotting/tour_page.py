@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING
 
-from cgkit.plotting import charts, compile_cards, report
+from cgkit.plotting import charts, compile_cards, memory_charts, padding_charts, report
 from cgkit.plotting.compile_gantt import compile_gantt
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About, svg
@@ -31,7 +31,8 @@ class TourData:
     The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``operator``), ``pieces`` and ``edges``
     (as for :func:`split_graph`; ``opened``: the nodes of one piece of each kind, by name),
     ``compilations`` (a row a piece: ``piece``, ``key``, ``compile_s``), ``log`` (:func:`compile_gantt`), ``captures``
-    (``name, mode, num_tokens, seconds, pool_reserved_after_bytes``), ``steps`` (``kind, num_reqs,
+    (:func:`memory_charts.ledger`), ``memory`` (:func:`memory_charts.waterfall`), ``padding``
+    (:func:`padding_charts.staircase`), ``coverage`` (:func:`padding_charts.coverage`), ``steps`` (``kind, num_reqs,
     num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
     ``counters`` (``sign, counter, expected, seen, law``), ``stages`` (``stage, seconds``),
     ``answers`` (``prompt, answer, tokens, equal``).
@@ -53,6 +54,9 @@ class TourData:
     compilations: pd.DataFrame
     log: pd.DataFrame
     captures: pd.DataFrame
+    memory: pd.DataFrame
+    padding: pd.DataFrame
+    coverage: pd.DataFrame
     steps: pd.DataFrame
     times: pd.DataFrame
     counters: pd.DataFrame
@@ -199,19 +203,22 @@ def _captured(data: TourData) -> report.Section:
     )
     about = replace(data.about, mode="PIECEWISE and FULL")
     seconds = svg(charts.capture_seconds(data.captures, about), "Bars: time to record each size", "capture")
-    pool = svg(charts.memory(data.captures, about), "The pool's reserved bytes while recording", "pool")
+    pool = svg(memory_charts.ledger(data.captures, about), "The pool's bytes while recording", "pool")
+    whole = svg(
+        memory_charts.waterfall(data.memory, about), "Bars: where the memory goes, part by part", "memory"
+    )
     by_size = (
         data.captures.groupby(["mode", "num_tokens"], sort=False)
         .agg(
             graphs=("name", "size"),
             seconds=("seconds", "sum"),
-            pool_bytes=("pool_reserved_after_bytes", "last"),
+            pool_bytes=("reserved_after_bytes", "last"),
         )
         .reset_index()
     )
     by_size = by_size.assign(emulated=data.emulated)
     words = {"num_tokens": "size (tokens)", "pool_bytes": "pool reserved after it"}
-    body = [report.figure(seconds), report.figure(pool)]
+    body = [report.figure(seconds), report.figure(pool), report.figure(whole)]
     body.append(report.folded("Size by size", table(by_size, rename=words, rows=24)))
     return report.Section("Captured", lead, body, 4)
 
@@ -223,14 +230,16 @@ def _replayed(data: TourData) -> report.Section:
         "largest size runs the compiled pieces without a graph."
     )
     about = replace(data.about, mode=data.mode, batch=f"{data.requests} requests")
-    seen = [int(n) for n in data.steps["num_tokens"].unique() if n <= 2 * max(data.sizes)]
-    stairs = charts.padding_staircase(data.sizes, about, most=round(1.25 * max(data.sizes)), seen=seen)
+    seen = [int(n) for n in data.steps["num_tokens"].unique()]
+    stairs = padding_charts.staircase(data.padding, about, seen=seen)
+    covered = padding_charts.coverage(data.coverage, replace(data.about, mode=data.mode))
     steps = charts.padding_steps(data.steps, about)
     times = charts.ms_per_token(data.times, replace(data.about, batch=f"{data.requests} requests"))
     body = [
         report.figure(svg(times, "Bars: median decode step by mode", "times")),
         report.figure(svg(steps, "Bars: tokens and padding of each step", "steps")),
         report.figure(svg(stairs, "A staircase: what each batch size is padded to", "stairs")),
+        report.figure(svg(covered, "A strip: which kind of graph each batch size gets", "covered")),
         report.folded("All steps", table(data.steps.assign(emulated=data.emulated), rows=12)),
     ]
     return report.Section("Dispatched and replayed", lead, body, 5)

@@ -10,13 +10,14 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
-from cgkit import events
+from cgkit import events, marks
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
 from cgkit.capturing.dispatcher import Route
+from cgkit.capturing.platform import GraphPlatform
 from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import (
     AttentionCGSupport,
@@ -62,6 +63,7 @@ class Executor:
         self.captured: CapturedGraphs | None = None
         self.forward: Callable[..., torch.Tensor] = model
         self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
+        marks.register(self)
 
     # --- sizes -----------------------------------------------------------------------------------
 
@@ -110,8 +112,12 @@ class Executor:
         self.forward = self.compiled.bind()
         self.is_compiled = True
 
-    def capture_model(self, inputs: InputBatch) -> None:
-        """Records every size in every mode, large to small, and locks.
+    def capture_model(
+        self, inputs: InputBatch, *, largest_first: bool = True, platform: GraphPlatform | None = None
+    ) -> None:
+        """Records every size in every mode, large to small (``largest_first=False``: the other way), and locks.
+
+        ``platform``: None: what the configuration says.
 
         The dummy inputs lie in the runner's own buffers, at the addresses that every later step uses.
         No token of them has a KV slot, so the cache is after this as it was before. A decode batch is
@@ -134,6 +140,8 @@ class Executor:
                 make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
                 context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
                 uniform_sizes=[size for size in self.sizes if size <= inputs.max_reqs],
+                largest_first=largest_first,
+                platform=platform,
             )
         self.captured, self.forward = captured, captured.run
         logger.info(
@@ -145,6 +153,16 @@ class Executor:
             captured.pool_bytes.reserved / 2**20,
             captured.peak_allocated_bytes / 2**20,
         )
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks the levels that have no pieces, and what lies between pieces; see :mod:`cgkit.marks`."""
+        level, facts = self.config.level, {"model": type(self.model).__name__}
+        if level is CompilationLevel.NO_COMPILATION:
+            marks.mark_modules(self.model, marker, undo, **facts, mode="eager")
+        stage = "forward"
+        if level is CompilationLevel.DYNAMO_AS_IS and self.is_compiled:
+            stage, facts["mode"] = "compiled", "torch.compile"
+        marks.swap_attribute(self, "forward", marker.function(self.forward, stage, **facts), undo)
 
     def release(self) -> None:
         """Frees the recorded graphs; steps run compiled, without graphs, until they are recorded again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Integral
 from operator import index
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cgkit import events
+from cgkit import events, marks
 from cgkit.config import CompilationConfig
 from cgkit.errors import ServingError
 from cgkit.forward_context import set_forward_context
@@ -110,6 +111,12 @@ class Runner:
             self.kv_cache.caches,
             self.device,
         )
+        marks.register(self)
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Marks what a step does beside the model: preparing its inputs, and sampling. See :mod:`cgkit.marks`."""
+        marks.swap_attribute(self.inputs, "fill", marker.function(self.inputs.fill, "prepare"), undo)
+        marks.swap_attribute(self, "_next_tokens", marker.function(self._next_tokens, "sample"), undo)
 
     def _make_kv_cache(self, block_size: int, tokens: int | None) -> PagedKVCache:
         config = self.model.config

@@ -16,10 +16,13 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import fx
 
+from cgkit import marks
 from cgkit.errors import SplitError
 from cgkit.splitting.assign import Assignment
 from cgkit.splitting.pieces import Piece
@@ -50,6 +53,7 @@ class Stitching:
         self._constant_names: dict[int, str] = {}
         self._callable_names = [self._free_name(piece.name) for piece in pieces]
         self.source = self._write()
+        self._marked: tuple[str, dict[str, Piece]] | None = None
 
     def compile(self, callables: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
         """The function, with ``callables`` for the pieces that it calls, in order."""
@@ -68,11 +72,21 @@ class Stitching:
         # so that tracebacks and inspect.getsource show the lines, as long as the function lives
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
         weakref.finalize(function, linecache.cache.pop, filename, None)
+        function.markable = markable = _MarkableStitching(function, self)  # lives as long as the function
+        marks.register(markable)
         return function
+
+    def marked_source(self) -> tuple[str, dict[str, Piece]]:
+        """The source with a range around each splitting piece, and the pieces by the ranges' free names."""
+        if self._marked is None:
+            names = {piece.index: self._free_name(f"mark_{piece.index}") for piece in self.pieces}
+            by_name = {names[piece.index]: piece for piece in self.pieces if piece.is_splitting}
+            self._marked = self._write(names), by_name
+        return self._marked
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def _write(self) -> str:
+    def _write(self, ranges: dict[int, str] | None = None) -> str:
         dead_after = self._dead_after()
         lines = [f"def execute({', '.join(self._parameters())}):"]
         # a piece takes the symbols of its inputs' shapes even where no node uses them
@@ -82,7 +96,11 @@ class Stitching:
                 lines.append(f"    {node.name} = {self._call(node)}")
         for piece in self.pieces:
             lines += [f"    # {self._describe(piece)}"]
-            lines += [f"    {line}" for line in self._piece_lines(piece)]
+            margin = "    "
+            if ranges and piece.is_splitting:
+                lines.append(f"    with {ranges[piece.index]}():")
+                margin = "        "
+            lines += [f"{margin}{line}" for line in self._piece_lines(piece)]
             if dead := dead_after[piece.index]:
                 lines.append(f"    del {', '.join(dead)}")
         output = self._graph.output_node()
@@ -208,6 +226,31 @@ class Stitching:
         name = next(n for n in candidates if n not in self._taken and not hasattr(builtins, n))
         self._taken.add(name)
         return name
+
+
+class _MarkableStitching:
+    """Lets a generated function be marked: its code object is swapped for that of the marked source."""
+
+    def __init__(self, function: FunctionType, stitching: Stitching) -> None:
+        self._function = weakref.ref(function)
+        self._stitching = stitching
+        self._marked_code: CodeType | None = None
+
+    def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
+        """Puts a range around each splitting piece: the compiled ones mark themselves."""
+        function = self._function()
+        if function is None:
+            return
+        source, pieces = self._stitching.marked_source()
+        plain = function.__code__
+        if self._marked_code is None:
+            module = compile(source, plain.co_filename, "exec")
+            self._marked_code = next(c for c in module.co_consts if isinstance(c, CodeType))
+        for name, piece in pieces.items():
+            stage = "attention" if any("attention" in op for op in piece.ops) else "splitting"
+            function.__globals__[name] = marker.block(stage, piece.name)
+        undo.callback(setattr, function, "__code__", plain)
+        function.__code__ = self._marked_code
 
 
 def _function_label(target: Any) -> str:

@@ -8,6 +8,7 @@ use ``torch_hooks.name``: the modules below are only how the hooks are kept apar
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
     end_failed_capture,
+    pool_blocks,
     pool_segments,
     release_pool,
     weak_tensor,
@@ -22,6 +23,7 @@ from cgkit.torch_hooks.dynamo import (
     fake_example,
     forget_code,
     in_tracing_context,
+    is_compiled,
     lean_global,
     mark_dynamic,
     original_of_compiled,
@@ -49,6 +51,15 @@ from cgkit.torch_hooks.inductor import (
     inductor_options,
     standalone_compile,
 )
+from cgkit.torch_hooks.inductor_cache import (
+    artifact_bytes,
+    cpp_compiler_version,
+    cpu_vector_isa,
+    inductor_cache_dir,
+    inductor_state,
+    load_artifact,
+)
+from cgkit.torch_hooks.inductor_code import generated_wrapper
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -65,6 +76,7 @@ from cgkit.torch_hooks.operators import (
     run_cpu_kernel,
     written_arguments,
 )
+from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
     free_symbol_names,
@@ -76,7 +88,7 @@ from cgkit.torch_hooks.symbols import (
     symbolic_expression,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
-from cgkit.torch_hooks.triton import triton_direct_launch
+from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
@@ -87,11 +99,14 @@ __all__ = [
     "OpOverloadPacket",
     "SideEffect",
     "TorchDispatchMode",
+    "artifact_bytes",
     "bound_argument",
     "codegen_of",
     "compile_cache_counts",
     "compile_lock",
     "count_bytecode_hooks",
+    "cpp_compiler_version",
+    "cpu_vector_isa",
     "current_raw_stream",
     "data_dependence_errors",
     "destroy_library",
@@ -107,13 +122,18 @@ __all__ = [
     "free_symbol_names",
     "generated_code",
     "generated_kernels",
+    "generated_wrapper",
     "gone",
     "has_python_kernel",
     "in_tracing_context",
+    "inductor_cache_dir",
     "inductor_options",
+    "inductor_state",
+    "is_compiled",
     "is_composite",
     "is_fake",
     "lean_global",
+    "load_artifact",
     "mark_dynamic",
     "missing_fake_errors",
     "mutated_arguments",
@@ -122,7 +142,10 @@ __all__ = [
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
+    "pool_blocks",
     "pool_segments",
+    "profiler_range",
+    "profiler_runs",
     "quiet_loggers",
     "register_bytecode_hook",
     "register_fake_in",
@@ -141,6 +164,7 @@ __all__ = [
     "traced_code",
     "tracing_context",
     "triton_direct_launch",
+    "triton_version",
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",

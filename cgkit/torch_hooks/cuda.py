@@ -40,17 +40,31 @@ def pool_segments(pool: tuple[int, int]) -> list[tuple[int, int, int]]:
     ``torch.cuda.memory_snapshot`` filters by pool where it can; the key ``segment_pool_id``, which is
     not documented, makes sure. Run on torch 2.11 (CUDA); 2.13 has both.
     """
+    return [(each["address"], each["total_size"], each["allocated_size"]) for each in _segments_of(pool)]
+
+
+def _segments_of(pool: tuple[int, int]) -> list[dict[str, Any]]:
     try:
         segments = torch.cuda.memory_snapshot(pool)
     except TypeError:  # older: no such parameter
         segments = torch.cuda.memory_snapshot()
+    if any("segment_pool_id" not in segment for segment in segments):
+        raise gone("segment_pool_id in torch.cuda.memory_snapshot()")
+    return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)]
+
+
+def pool_blocks(pool: tuple[int, int]) -> list[tuple[int, int, bool, list[tuple[int, bool]]]]:
+    """The segments of one CUDA memory pool with their blocks, by address: (address, total bytes, whether it is
+    of the small kind, [(bytes, in use) ...]).
+
+    A block in use keeps the memory from being given out again, be it only until a stream has passed.
+    Run on torch 2.11 (CUDA); 2.13 has the same keys.
+    """
     found = []
-    for segment in segments:
-        if "segment_pool_id" not in segment:
-            raise gone("segment_pool_id in torch.cuda.memory_snapshot()")
-        if tuple(segment["segment_pool_id"]) == tuple(pool):
-            found.append((segment["address"], segment["total_size"], segment["allocated_size"]))
-    return found
+    for segment in _segments_of(pool):
+        blocks = [(block["size"], block["state"] != "inactive") for block in segment["blocks"]]
+        found.append((segment["address"], segment["total_size"], segment["segment_type"] == "small", blocks))
+    return sorted(found)
 
 
 def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:

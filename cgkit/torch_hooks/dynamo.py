@@ -159,6 +159,20 @@ def original_of_compiled(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
+def is_compiled(target: Any) -> bool:
+    """Whether ``target`` is what ``torch.compile`` returned, or a module that ``Module.compile`` changed.
+
+    By the class's name: to import it would load all of Dynamo.
+
+    Run on torch 2.13 (CPU).
+    """
+    if any(cls.__name__ == "OptimizedModule" for cls in type(target).__mro__):
+        return True
+    if getattr(target, "_compiled_call_impl", None) is not None:
+        return True
+    return original_of_compiled(target) is not target
+
+
 class _LeanDynamoUtils:
     """``torch._dynamo.utils`` as Dynamo's bytecode sees it, less what costs time at each call.
 

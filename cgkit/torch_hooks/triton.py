@@ -31,3 +31,12 @@ def triton_direct_launch(compiled_kernel: Any) -> Callable[[Sequence[int], int, 
         run(grid[0], grid[1], grid[2], stream, function, packed, None, None, None, *arguments)
 
     return launch
+
+
+def triton_version() -> str:
+    """Triton's version; "" where it is not installed. Run on torch 2.11 (CUDA) and 2.13 (CPU)."""
+    try:
+        import triton
+    except ImportError:
+        return ""
+    return triton.__version__

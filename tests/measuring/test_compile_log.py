@@ -101,6 +101,24 @@ def test_inductors_cache_is_told_from_a_compilation(tmp_path, monkeypatch):
     assert "1 found in Inductor's cache" in title_of(log.plot())
 
 
+@needs_compiler
+def test_pieces_from_the_compile_cache_are_loaded_counted_and_explained(compile_cache):
+    split = split_llama(2)[1]
+    seen = []
+    for _ in range(2):
+        with record_compilation() as log:
+            compiled = compile_pieces(split, CompilationConfig(cudagraph_mode="NONE"))
+        table = counters_table(compiled, {**log.counters.as_dict(), "num_graphs_seen": 1})
+        wrong = set(table.wrong) - {"num_piecewise_graphs_seen", "num_piecewise_capturable_graphs_seen"}
+        assert wrong == set()  # the split was made before the log began
+        rows = cgkit.explain(compiled).to_frame()
+        seen.append((list(log.to_frame()["cache"]), list(rows["kernels"]), table.seen))
+    assert [caches for caches, _, _ in seen] == [["miss"] * 3, ["loaded"] * 3]
+    assert seen[0][1] == seen[1][1] and min(seen[0][1]) > 0
+    assert [counts["num_compiled_artifacts_loaded"] for _, _, counts in seen] == [0, 3]
+    assert "3 loaded from the compile cache" in title_of(log.plot())
+
+
 def test_it_shows_itself_as_a_chart(road):
     log, _ = road
     ax = log.plot()
@@ -142,7 +160,7 @@ def test_a_planted_difference_is_marked(road, name):
     seen[name] += 1
     table = counters_table(captured, seen)
     assert table.wrong == [name]
-    assert f"≠ {name}" in repr(table) and "1 of 10 counters differ" in repr(table)
+    assert f"≠ {name}" in repr(table) and "1 of 11 counters differ" in repr(table)
     html = table._repr_mimebundle_()["text/html"]
     assert html.count("class=cg-wrong") == 1 and "≠" in html
 

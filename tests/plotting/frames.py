@@ -46,8 +46,75 @@ def captures(layers: int = 30, sizes: tuple[int, ...] = (8, 4, 2, 1)) -> pd.Data
             for i in range(graphs):
                 reserved += 4096 * size
                 rows.append((f"submod_{2 * i}", mode, size, 0.002, reserved))
-    columns = ["name", "mode", "num_tokens", "seconds", "pool_reserved_after_bytes"]
+    columns = ["name", "mode", "num_tokens", "seconds", "reserved_after_bytes"]
+    frame = pd.DataFrame(rows, columns=columns).assign(uniform_decode=False, nodes=3, emulated=True)
+    frame["peak_allocated_bytes"] = frame["num_tokens"] * 4096
+    return frame
+
+
+def memory() -> pd.DataFrame:
+    parts = ["weights", "KV cache", "activations", "graph pool", "context and other", "free"]
+    sizes = [2_000, 3_000, 500, 200, 0, 4_000]
+    starts = [sum(sizes[:i]) for i in range(6)]
+    return pd.DataFrame({"part": parts, "bytes": sizes, "start_bytes": starts, "how": ["counted"] * 6})
+
+
+def padding(sizes: tuple[int, ...] = (1, 2, 4, 8), most: int = 12, ladder: str = "toy") -> pd.DataFrame:
+    rows = []
+    for batch in range(1, most + 1):
+        padded = next((size for size in sizes if size >= batch), batch)
+        extra = padded - batch
+        rows.append((ladder, batch, batch <= sizes[-1], padded, extra, extra / batch, extra / padded))
+    columns = ["ladder", "batch", "captured", "padded", "padding_tokens", "waste_of_real", "waste_of_padded"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def coverage() -> pd.DataFrame:
+    modes = ["FULL"] * 6 + ["PIECEWISE"] * 2 + ["not captured"] * 2
+    rows = [(kind, n + 1, mode, n + 1) for kind in ("decode", "mixed") for n, mode in enumerate(modes)]
+    return pd.DataFrame(rows, columns=["kind", "batch", "mode", "padded"])
+
+
+def ladders() -> pd.DataFrame:
+    return pd.concat([padding(), padding((1, 4, 12), ladder="coarse"), padding((6,), ladder="short")])
+
+
+def expected() -> pd.DataFrame:
+    columns = ["ladder", "sizes", "waste_of_real", "waste_of_padded", "captured_steps", "captured_tokens"]
+    return pd.DataFrame(
+        [("fine", 8, 0.02, 0.0196, 1.0, 1.0), ("coarse", 3, 0.25, 0.2, 0.9, 0.8)], columns=columns
+    )
+
+
+def orders() -> pd.DataFrame:
+    down, up = captures(2), captures(2, (1, 2, 4, 8))
+    both = [down.assign(order_of_sizes="large to small"), up.assign(order_of_sizes="small to large")]
+    return pd.concat(both, ignore_index=True)
+
+
+def segments() -> pd.DataFrame:
+    rows = [
+        (0, 4096, "small", 0, 512, "live"),
+        (0, 4096, "small", 512, 3584, "free"),
+        (1, 8192, "large", 0, 8192, "live"),
+    ]
+    columns = ["segment", "segment_bytes", "pool", "offset_bytes", "block_bytes", "state"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def lifetimes() -> tuple[pd.DataFrame, list[str]]:
+    rows = [
+        (0, "submod_0", "hidden", 0, 1, 2),
+        (0, "submod_2", "out", 1, None, 3),
+        (1, "submod_0", "hidden", 2, 3, None),
+    ]
+    columns = ["step", "name", "output", "written_at", "last_read_at", "overwritten_at"]
+    return pd.DataFrame(rows, columns=columns), [
+        "submod_0 @ 8",
+        "submod_2 @ 8",
+        "submod_0 @ 4",
+        "submod_2 @ 4",
+    ]
 
 
 def steps() -> pd.DataFrame:
@@ -153,6 +220,9 @@ def tour_data(**changes) -> TourData:
         "log": log(),
         "compilations": compilations(),
         "captures": captures(),
+        "memory": memory(),
+        "padding": padding(),
+        "coverage": coverage(),
         "steps": steps(),
         "times": times(),
         "counters": counters(),

@@ -9,9 +9,9 @@ from cgkit.plotting import (
     capture_seconds,
     compile_gantt,
     compile_times,
-    memory,
+    memory_charts,
     ms_per_token,
-    padding_staircase,
+    padding_charts,
     padding_steps,
     save,
     svg,
@@ -24,8 +24,17 @@ DRAW = {
     "compile_gantt": lambda **kw: compile_gantt(frames.log(), ABOUT, **kw),
     "compile_times": lambda **kw: compile_times(frames.compilations(), ABOUT, **kw),
     "capture_seconds": lambda **kw: capture_seconds(frames.captures(), ABOUT, **kw),
-    "memory": lambda **kw: memory(frames.captures(), ABOUT, **kw),
-    "padding_staircase": lambda **kw: padding_staircase([1, 2, 4, 8], ABOUT, most=12, seen=[3, 5], **kw),
+    "ledger": lambda **kw: memory_charts.ledger(frames.captures(), ABOUT, **kw),
+    "waterfall": lambda **kw: memory_charts.waterfall(frames.memory(), ABOUT, **kw),
+    "orders": lambda **kw: memory_charts.orders(frames.orders(), ABOUT, **kw),
+    "segments": lambda **kw: memory_charts.segments(frames.segments(), ABOUT, **kw),
+    "lifetimes": lambda **kw: memory_charts.lifetimes(*frames.lifetimes(), ABOUT, **kw),
+    "prediction": lambda **kw: memory_charts.prediction(frames.captures(), frames.captures(), ABOUT, **kw),
+    "staircase": lambda **kw: padding_charts.staircase(frames.padding(), ABOUT, seen=[3, 5], **kw),
+    "staircases": lambda **kw: padding_charts.staircase(frames.ladders(), ABOUT, **kw),
+    "waste": lambda **kw: padding_charts.waste(frames.ladders(), "padded", ABOUT, **kw),
+    "coverage": lambda **kw: padding_charts.coverage(frames.coverage(), ABOUT, **kw),
+    "expected": lambda **kw: padding_charts.expected(frames.expected(), "real", ABOUT, **kw),
     "padding_steps": lambda **kw: padding_steps(frames.steps(), ABOUT, **kw),
     "ms_per_token": lambda **kw: ms_per_token(frames.times(), ABOUT, **kw),
 }
@@ -73,7 +82,7 @@ def test_svg_is_the_same_each_time_and_dateless(draw):
 def test_ids_of_two_pictures_do_not_meet():
     import re
 
-    ids = [set(re.findall(r'\bid="([^"]+)"', svg(DRAW["memory"](), "alt", p))) for p in ("a", "b")]
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg(DRAW["ledger"](), "alt", p))) for p in ("a", "b")]
     assert ids[0] and not ids[0] & ids[1]
 
 
@@ -92,13 +101,14 @@ def test_padding_is_what_was_run_less_what_was_asked_for():
 
 
 def test_the_staircase_counts_the_waste_of_its_sizes():
-    assert "0% is padding" in title_of(padding_staircase([1, 2, 3, 4]))
-    assert "38% is padding" in title_of(padding_staircase([4]))  # 0+1+2+3 of 16
+    stairs = padding_charts.staircase
+    assert "0% of the padded tokens is padding" in title_of(stairs(frames.padding((1, 2, 3, 4))))
+    assert "38% of the padded tokens is padding" in title_of(stairs(frames.padding((4,))))  # 0+1+2+3 of 16
 
 
 def test_save_takes_the_format_from_the_name(tmp_path):
-    assert save(DRAW["memory"](), tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in save(DRAW["memory"](), tmp_path / "a.svg").read_text()
+    assert save(DRAW["ledger"](), tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in save(DRAW["ledger"](), tmp_path / "a.svg").read_text()
     assert "currentColor" not in Picture("<svg fill='currentColor'/>").save(tmp_path / "b.svg").read_text()
     with pytest.raises(ValueError, match=r"name the file \*\.svg"):
         save("<svg/>", tmp_path / "c.png")

@@ -1,0 +1,136 @@
+"""Why two keys differ, or why nothing on disk fits: factor by factor, down to file and line.
+
+Asked for by users of the engines: a cache that is missed in silence costs minutes (vLLM #52154 "Standalone
+torch.compile cache uses stale artifact path after relocation", #53366, whose key lacked a factor).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cgkit.compiling.cache.factors import FACTORS, CacheKey
+from cgkit.compiling.cache.folder import cache_root, entries, keys_folder, read_key
+from cgkit.display import Shown
+from cgkit.errors import ConfigError
+
+#: In place of a value that one of the keys does not have.
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One named part of one factor in which two keys differ. ``lines``: of a traced file's text."""
+
+    factor: str
+    name: str
+    a: str
+    b: str
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.factor != "code":
+            return f"{self.factor}: {self.name} is {self.a} in the one, {self.b} in the other"
+        if ABSENT in (self.a, self.b):
+            return f"code: {self.name} was traced in one of them only"
+        shown = "".join(f"\n    {line}" for line in self.lines)
+        return f"code: {self.name} has changed{shown or ' (its text was not kept)'}"
+
+
+class CacheDifference(Shown):
+    """All differences between two keys. Iterable; true if there are any."""
+
+    def __init__(self, a: CacheKey, b: CacheKey, differences: list[Difference], note: str = "") -> None:
+        self.a, self.b, self.differences, self.note = a, b, differences, note
+
+    def __iter__(self) -> Any:
+        return iter(self.differences)
+
+    def __len__(self) -> int:
+        return len(self.differences)
+
+    def to_frame(self) -> Any:
+        """A DataFrame with ``factor``, ``name``, ``a``, ``b`` and ``lines`` (text)."""
+        import pandas as pd
+
+        rows = [(d.factor, d.name, d.a, d.b, "\n".join(d.lines)) for d in self.differences]
+        return pd.DataFrame(rows, columns=["factor", "name", "a", "b", "lines"])
+
+    def __repr__(self) -> str:
+        head = self.note or f"keys {self.a.digest} and {self.b.digest}"
+        if not self.differences:
+            return f"{head}: no difference"
+        return "\n".join([f"{head}: {len(self)} differences", *(f"  {each}" for each in self.differences)])
+
+
+def explain_cache(key_a: CacheKey | str | Path, key_b: CacheKey | str | Path) -> CacheDifference:
+    """In what two keys differ.
+
+    Args:
+        key_a, key_b: a :class:`CacheKey` (``CompiledGraph.cache_key``), the name of a key in the cache
+            (its ten digits, or the first few), or the folder of one.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    a, b = _key(key_a), _key(key_b)
+    return CacheDifference(a, b, _differences(a, b))
+
+
+def why_miss(key: CacheKey, root: Path | None = None) -> CacheDifference | None:
+    """In what ``key`` differs from the nearest key on disk; None if there is none at all.
+
+    The nearest is the one with the fewest differences. No difference: the key is there.
+    """
+    found = [(folder, other) for folder in entries(root) if (other := read_key(folder)) is not None]
+    if not found:
+        return None
+    ranked = [(_differences(other, key), folder, other) for folder, other in found]
+    differences, folder, other = min(ranked, key=lambda each: len(each[0]))
+    note = f"the nearest key on disk is {folder.name} (a), asked for was {key.digest} (b)"
+    return CacheDifference(other, key, differences, note)
+
+
+def _key(given: CacheKey | str | Path) -> CacheKey:
+    if isinstance(given, CacheKey):
+        return given
+    folder = Path(given)
+    if not folder.is_dir():
+        matches = sorted(keys_folder().glob(f"{given}*"))
+        if len(matches) != 1:
+            known = ", ".join(each.name for each in entries()) or "none"
+            raise ConfigError(f"{given} names {len(matches)} keys in {cache_root()}; there are: {known}")
+        folder = matches[0]
+    key = read_key(folder)
+    if key is None:
+        raise ConfigError(
+            f"{folder} holds no readable cache_key_factors.json; give the folder of a cache key"
+        )
+    return key
+
+
+def _differences(a: CacheKey, b: CacheKey) -> list[Difference]:
+    found = []
+    for factor in FACTORS:
+        one, other = a.factor(factor), b.factor(factor)
+        for name in sorted({*one, *other}):
+            values = one.get(name, ABSENT), other.get(name, ABSENT)
+            if values[0] != values[1]:
+                lines = _changed_lines(a, b, name) if factor == "code" and ABSENT not in values else ()
+                found.append(Difference(factor, name, *values, lines))
+    return found
+
+
+def _changed_lines(a: CacheKey, b: CacheKey, name: str, most: int = 12) -> tuple[str, ...]:
+    """The changed lines of a file, each with its number: ``-`` as in ``a``, ``+`` as in ``b``."""
+    if name not in a.sources or name not in b.sources:
+        return ()
+    before, after = a.sources[name].splitlines(), b.sources[name].splitlines()
+    lines = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag != "equal":
+            lines += [f"- line {i + 1}: {before[i].strip()}" for i in range(i1, i2)]
+            lines += [f"+ line {j + 1}: {after[j].strip()}" for j in range(j1, j2)]
+    return (*lines[:most], f"... {len(lines) - most} more") if len(lines) > most else tuple(lines)

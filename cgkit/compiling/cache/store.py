@@ -1,0 +1,196 @@
+"""One model's compiled pieces on disk: loaded if they are whole, written so that they are.
+
+A file an artefact, named by the piece's content key. It carries the SHA-256 of its payload and of the
+libraries and kernels that Inductor wrote for it, so that what was cut short or changed is found
+before it runs. Whatever is wrong with the disk, the piece is compiled instead and a warning says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cgkit import torch_hooks
+from cgkit.compiling.cache import folder as places
+from cgkit.compiling.cache.factors import CacheKey
+from cgkit.compiling.content_key import ContentKey
+
+_MAGIC = b"cgkit compiled piece 1\n"
+#: What Inductor loads without looking at its content.
+_LOADED = (".so", ".dylib", ".pyd", ".cubin", ".hsaco")
+
+
+_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was read instead of being compiled."""
+
+    runnable: Any
+    kernels: int | None
+    path: Path
+
+
+class CompileCache:
+    """The folder of one :class:`CacheKey`. ``directory`` is where it lies."""
+
+    def __init__(self, key: CacheKey) -> None:
+        self.key = key
+        self.directory = places.rank_folder(key)
+        self.inductor_directory = self.directory / "inductor"
+        self._told: set[str] = set()
+        self._digests: dict[tuple[str, int, int], str] = {}
+        self.writable = True
+
+    def path(self, key: ContentKey) -> Path:
+        """Where the piece of ``key`` lies, if it does."""
+        return (
+            self.directory / f"piece_{hashlib.sha256(chr(10).join(key.lines).encode()).hexdigest()[:32]}.bin"
+        )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """While a piece is compiled or loaded: Inductor keeps its files in this cache's folder."""
+        try:
+            places.make_private(self.inductor_directory)
+        except OSError as error:
+            self._say(f"{self.directory} cannot be made ({error})")
+            self.writable = False
+        if not self.writable:
+            yield
+            return
+        with torch_hooks.inductor_cache_dir(str(self.inductor_directory)):
+            yield
+
+    def gives_way(self, error: BaseException) -> bool:
+        """Whether a compilation failed because this folder cannot be written: then it is tried without it."""
+        reason = _disk_error(error)
+        if reason is None or not self.writable:
+            return False
+        self.writable = False
+        self._say(f"compiled pieces are not kept: {self.directory} cannot be written ({reason})")
+        return True
+
+    # --- reading ---
+
+    def load(self, key: ContentKey) -> Loaded | None:
+        """The piece of ``key``; None, with a warning if something was there, where it must be compiled."""
+        path = self.path(key)
+        if not key.portable or not path.exists():
+            return None
+        if reason := places.why_untrusted(self.directory):
+            self._say(f"nothing is loaded from the cache: {reason}")
+            return None
+        try:
+            about, payload = _unpack(path.read_bytes())
+            self._check_files(about["files"])
+            runnable = torch_hooks.load_artifact(payload)
+        except Exception as error:  # whatever a broken file makes torch do
+            self._say(
+                f"{path} cannot be loaded ({type(error).__name__}: {error}); the piece is compiled again"
+            )
+            self._discard(path)
+            return None
+        return Loaded(runnable, about["kernels"], path)
+
+    def _check_files(self, files: dict[str, str]) -> None:
+        """Libraries that are there must be those that were written; what is missing is built again."""
+        for name, digest in files.items():
+            path = self.inductor_directory / name
+            if path.exists() and self._digest(path) != digest:
+                path.unlink()
+                raise ValueError(f"{path} is not what was written")
+
+    def _discard(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    # --- writing ---
+
+    def files(self) -> dict[str, str]:
+        """The libraries that lie in Inductor's folder: path below it -> SHA-256."""
+        below = self.inductor_directory
+        found = [p for p in below.rglob("*") if p.suffix in _LOADED and p.is_file()] if below.exists() else []
+        return {str(path.relative_to(below)): self._digest(path) for path in found}
+
+    def _digest(self, path: Path) -> str:
+        """The file's SHA-256; read once as long as its size and time stay."""
+        status = path.stat()
+        known = (str(path), status.st_size, status.st_mtime_ns)
+        if known not in self._digests:
+            self._digests[known] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return self._digests[known]
+
+    def save(self, key: ContentKey, runnable: Any, kernels: int | None) -> Path | None:
+        """Writes a piece that was just compiled.
+
+        Returns None, with a warning where the disk refused, if nothing was written.
+        """
+        if not key.portable or not self.writable:
+            return None
+        payload = torch_hooks.artifact_bytes(runnable)
+        if payload is None:
+            return None
+        path = self.path(key)
+        try:
+            about = {"kernels": kernels, "files": self.files(), "digest": key.digest}
+            places.make_private(self.directory)
+            places.write_key(self.directory, self.key)
+            places.write_atomically(path, _pack(about, payload))
+        except OSError as error:
+            self._say(f"compiled pieces are not kept: {self.directory} cannot be written ({error})")
+            return None
+        return path
+
+    def _say(self, what: str) -> None:
+        """Each thing once: thirty pieces meet the same full disk."""
+        if what not in self._told:
+            self._told.add(what)
+            warnings.warn(f"compile cache: {what}", stacklevel=2)
+
+    def __repr__(self) -> str:
+        pieces = len(list(self.directory.glob("piece_*.bin"))) if self.directory.exists() else 0
+        return f"CompileCache({self.directory}, {pieces} pieces)"
+
+
+def _disk_error(error: BaseException | None) -> str | None:
+    """What the disk refused, if that is why ``error`` was raised. A C++ compiler only says it in words."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            return str(error)
+        if any(os.strerror(number) in str(error) for number in _DISK):
+            return next(os.strerror(number) for number in _DISK if os.strerror(number) in str(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _pack(about: dict[str, Any], payload: bytes) -> bytes:
+    head = json.dumps(about).encode()
+    digest = hashlib.sha256(head + b"\n" + payload).hexdigest().encode()
+    return _MAGIC + digest + b"\n" + head + b"\n" + payload
+
+
+def _unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """What :func:`_pack` made. ValueError where a byte is missing or differs."""
+    magic, _, rest = content.partition(b"\n")
+    digest, _, body = rest.partition(b"\n")
+    if magic + b"\n" != _MAGIC:
+        raise ValueError("it is no compiled piece of this version of cgkit")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise ValueError("its content is not what was written")
+    head, _, payload = body.partition(b"\n")
+    return json.loads(head), payload
+
+
+def open_cache(key: CacheKey) -> CompileCache | None:
+    """The cache of ``key``, or None where it is turned off."""
+    return None if places.disabled() else CompileCache(key)

@@ -1,0 +1,287 @@
+"""One decode step of a Llama in every mode, ready to be timed: what the benchmarks share.
+
+What is compared runs in turn, over and over, because a machine's speed drifts. A turn is a few steps
+of one row, the first of which do not count: a server repeats one graph step after step, and the first
+replay after another row finds the host's caches cold. All rows have the same weights, the same attention
+operator and the same KV cache. With ``device="cpu"`` graphs are emulated: a dry run.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from cgkit.config import CompilationConfig, CUDAGraphMode
+from cgkit.errors import CaptureError, ConfigError
+from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.measuring.roofline import Work, llama_work
+from cgkit.serving.llama import PRESETS, LlamaConfig, RopeScaling
+from cgkit.serving.request import Request, Scheduled
+from cgkit.serving.runner import Runner
+from cgkit.serving.weights import build_model, random_weights
+
+Step = Callable[[], Any]
+#: One turn of a row: steps that do not count, then steps that do.
+UNCOUNTED, COUNTED = 2, 8
+#: Steps in one profile, from which the GPU's busy time is taken.
+PROFILED = 4
+
+
+def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
+    """The preset ``name``, with another number of layers if that is given.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"there is no shape {name!r}; use one of {', '.join(sorted(PRESETS))}")
+    return PRESETS[name].scaled(num_hidden_layers=layers) if layers else PRESETS[name]
+
+
+class StepBench(Protocol):
+    """What can be timed in every mode: :class:`DecodeBench`, or a model of somebody's own."""
+
+    device: str
+    cuda: bool
+    device_name: str
+
+    def steps(self, batch: int) -> dict[str, Step]:
+        """The step of each mode."""
+
+    def work(self) -> Work:
+        """What a step must move and compute at least."""
+
+    def about(self) -> dict[str, Any]:
+        """Model and settings."""
+
+
+class DecodeBench:
+    """One model and one runner; after :meth:`capture` it holds piecewise and full graphs of every size.
+
+    Args:
+        shape: the model's; its weights are random.
+        batches: the batch sizes that steps will be asked for.
+        sizes: what is recorded beside the batches.
+        context: tokens in the KV cache of each request.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaConfig,
+        batches: Sequence[int],
+        *,
+        device: str = "cuda",
+        context: int = 256,
+        sizes: Sequence[int] = (),
+        compiler: str = "inductor",
+    ) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise CaptureError(
+                "this measures a GPU, and there is none; device='cpu' (--device cpu) is a dry run"
+            )
+        self.shape, self.context, self.device, self.cuda = shape, context, device, device == "cuda"
+        self.device_name = torch.cuda.get_device_name() if self.cuda else "cpu (emulated)"
+        dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.model = build_model(shape, random_weights(shape, dtype, device), dtype=dtype, device=device)
+        config = CompilationConfig(
+            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            cudagraph_capture_sizes=tuple(sorted({*sizes, *batches})),
+            compiler=compiler,
+        )
+        length = context + 64
+        self.runner = Runner(
+            self.model,
+            config=config,
+            max_num_seqs=max([*sizes, *batches]),
+            max_model_len=length,
+            kv_cache_tokens=max(batches) * (length + 16),
+        )
+        self.executor = self.runner.executor
+
+    def capture(self) -> None:
+        """Compiles, and records every size in both modes."""
+        self.executor.compile(self.runner.inputs)
+        self.runner.capture_model()
+
+    def prepared(self, batch: int) -> Any:
+        """Fills the buffers once: ``batch`` requests, each with one new token after ``context`` others."""
+        runner, length = self.runner, self.context
+        blocks_each = -(-(length + 1) // runner.kv_cache.block_size)
+        scheduled = []
+        for index in range(batch):
+            start = 1 + index * blocks_each
+            blocks = list(range(start, start + blocks_each))
+            request = Request([1] * (length + 1), 2, blocks=blocks, num_computed=length)
+            scheduled.append(Scheduled(request, 1))
+        return runner.inputs.fill(scheduled, batch, decode_only=True)
+
+    def steps(self, batch: int) -> dict[str, Step]:
+        """The step of each mode: the model up to its last norm, on buffers that are filled already."""
+        metadata, inputs, forward = self.prepared(batch), self.runner.inputs, self.executor.forward
+        ids, positions = inputs.input_ids[:batch], inputs.positions[:batch]
+        model = self.model
+
+        def eager() -> Any:
+            with set_forward_context(metadata):
+                return model(ids, positions)
+
+        def routed(mode: CUDAGraphMode, key: BatchDescriptor | None) -> Step:
+            def step() -> Any:
+                with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                    return forward(ids, positions)
+
+            return step
+
+        return {
+            "eager": eager,
+            "compiled": routed(CUDAGraphMode.NONE, None),
+            "PIECEWISE": routed(CUDAGraphMode.PIECEWISE, BatchDescriptor(batch)),
+            "FULL": routed(CUDAGraphMode.FULL, BatchDescriptor(batch, True)),
+        }
+
+    def work(self) -> Work:
+        """What a step must move and compute at least."""
+        return llama_work(self.shape, self.context, self.runner.dtype.itemsize)
+
+    def about(self) -> dict[str, Any]:
+        """What a measurement says of itself."""
+        layers = self.shape.num_hidden_layers
+        return {"model": self.shape.name, "layers": layers, "context_tokens": self.context}
+
+    def reduce_overhead_step(self, batch: int) -> Step:
+        """``torch.compile(mode="reduce-overhead")`` with the same attention inside, run until it has recorded.
+
+        Nothing of this object may be replayed after it: recording its graphs frees the cuBLAS workspaces
+        whose addresses hand-recorded graphs hold.
+        """
+        metadata, inputs = self.prepared(batch), self.runner.inputs
+        ids, positions = inputs.input_ids[:batch], inputs.positions[:batch]
+        compiled = torch.compile(self.model, mode="reduce-overhead", dynamic=False)
+
+        def step() -> Any:
+            with set_forward_context(metadata):
+                return compiled(ids, positions)
+
+        for _ in range(5):
+            step()
+        return step
+
+
+@dataclass
+class Times:
+    """Seconds of a row's counted steps: until the GPU was done, and until the call returned."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, float]:
+        """Medians in milliseconds, and the tenth percentile of the wall time."""
+        return {
+            "wall_ms": statistics.median(self.wall_s) * 1e3,
+            "wall_p10_ms": sorted(self.wall_s)[len(self.wall_s) // 10] * 1e3,
+            "cpu_ms": statistics.median(self.cpu_s) * 1e3,
+        }
+
+    def turn(self, step: Step, cuda: bool) -> None:
+        """A turn of one row."""
+        synchronize = torch.cuda.synchronize if cuda else (lambda: None)
+        for index in range(UNCOUNTED + COUNTED):
+            synchronize()
+            started = time.perf_counter()
+            step()
+            returned = time.perf_counter()
+            synchronize()
+            if index >= UNCOUNTED:
+                self.wall_s.append(time.perf_counter() - started)
+                self.cpu_s.append(returned - started)
+
+
+def timed(
+    steps: dict[str, Step], repeats: int, cuda: bool, between: Callable[[], None] | None = None
+) -> dict[str, Times]:
+    """Runs the rows in turn until each has ``repeats`` counted steps; ``between`` rounds something else."""
+    times = {name: Times() for name in steps}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(-(-repeats // COUNTED)):
+            for name, step in steps.items():
+                times[name].turn(step, cuda)
+            if between is not None:
+                between()
+    finally:
+        gc.enable()
+    return times
+
+
+# --- GPU busy time, from the profiler, in a process of its own ----------------------------------------
+
+
+def busy_in_a_child(
+    shape: LlamaConfig, batches: Sequence[int], *, context: int = 256
+) -> list[dict[str, Any]]:
+    """``gpu_busy_ms`` (sum of kernel times) and ``gpu_nodes`` of a step, by mode and batch.
+
+    In a process of its own: once the profiler has run, every later graph launch of the process costs more.
+
+    Raises:
+        CaptureError: the child failed.
+    """
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(shape)), str(context), *map(str, batches)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise CaptureError(
+            f"the profiling child failed with exit status {done.returncode}; see its output above"
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def busy(bench: StepBench, batches: Sequence[int]) -> list[dict[str, Any]]:
+    """What the child measures: the mean of ``PROFILED`` steps of each row, in one profile."""
+    from torch.profiler import ProfilerActivity, profile
+
+    rows = []
+    for batch in batches:
+        for name, step in bench.steps(batch).items():
+            for _ in range(2):
+                step()
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+                for _ in range(PROFILED):
+                    step()
+                    torch.cuda.synchronize()
+            kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
+            ms = sum(e.time_range.elapsed_us() for e in kernels) / PROFILED / 1e3
+            rows.append(
+                {"mode": name, "batch": batch, "gpu_busy_ms": ms, "gpu_nodes": len(kernels) // PROFILED}
+            )
+    return rows
+
+
+def shape_from_json(text: str) -> LlamaConfig:
+    """What ``json.dumps(asdict(shape))`` made of a shape."""
+    fields = json.loads(text)
+    scaling, stop = fields.pop("rope_scaling"), tuple(fields.pop("eos_token_ids"))
+    return LlamaConfig(**fields, eos_token_ids=stop, rope_scaling=scaling and RopeScaling(**scaling))
+
+
+def _child() -> None:
+    shape = shape_from_json(sys.argv[1])
+    context, *batches = map(int, sys.argv[2:])
+    with torch.no_grad():
+        bench = DecodeBench(shape, batches, context=context)
+        bench.capture()
+        print(json.dumps(busy(bench, batches)))
+
+
+if __name__ == "__main__":
+    _child()

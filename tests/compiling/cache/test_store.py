@@ -1,0 +1,207 @@
+"""The cache inside one process: factors, trust, whole files, and a disk that refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tarfile
+import threading
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cgkit import CompilationConfig, compilation_counter, compile_pieces, trace
+from cgkit import split_graph as cut
+from cgkit.compiling.adaptors import EagerAdaptor, InductorStandaloneAdaptor
+from cgkit.compiling.cache import CacheKey, cache_key, explain_cache, pack, unpack, why_miss
+from cgkit.compiling.cache import folder as places
+from cgkit.compiling.cache.store import CompileCache, _pack, _unpack
+from cgkit.errors import CompileError, ConfigError
+from cgkit.torch_hooks import find_cpp_compiler
+
+CPU = (torch.device("cpu"),)
+
+
+class Net(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return torch.relu(x) + 1
+
+
+def split():
+    return cut(trace(Net(), torch.randn(4, 8)), [])
+
+
+def key(**changed) -> CacheKey:
+    return cache_key(CompilationConfig(**changed), [__file__], CPU)
+
+
+def test_only_fields_that_change_what_is_compiled_are_in_the_key():
+    other = key(
+        max_num_seqs=3, cudagraph_mode="FULL", debug=True, compile_sizes=(4,), dispatch="guard_filter"
+    )
+    assert other == key() and other.digest == key().digest
+    for change in ({"splitting_ops": ("a::b",)}, {"custom_ops": ("none",)}, {"compiler": "eager"}):
+        (difference,) = explain_cache(key(), key(**change))
+        assert difference.factor == "config" and difference.name in change
+
+
+@pytest.mark.parametrize(
+    ("name", "matters"),
+    [("TORCHINDUCTOR_FOO", True), ("CXX", True), ("TORCHINDUCTOR_CACHE_DIR", False), ("HOME", False)],
+)
+def test_the_environment_counts_where_it_changes_code(monkeypatch, name, matters):
+    before = key()
+    monkeypatch.setenv(name, "/somewhere/else")
+    assert (key().hashes["environment"] != before.hashes["environment"]) is matters
+
+
+def test_the_compilers_state_counts(monkeypatch):
+    before = key()
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    (difference,) = explain_cache(before, key())
+    assert (difference.factor, difference.name, difference.b) == ("compiler", "torch", "9.9.9")
+    monkeypatch.undo()
+    with torch._inductor.config.patch(epilogue_fusion=False):
+        (difference,) = explain_cache(before, key())
+    assert difference.name == "inductor.epilogue_fusion"
+    assert "is True in the one, False in the other" in repr(explain_cache(before, before)) or str(difference)
+
+
+def test_a_file_counts_by_content_and_not_by_place(tmp_path):
+    keys = []
+    for place, text in (("a", "x = 1\n"), ("b", "x = 1\n"), ("c", "x = 2\n")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "model.py").write_text(text)
+        keys.append(cache_key(CompilationConfig(), [str(tmp_path / place / "model.py")], CPU))
+    assert keys[0].digest == keys[1].digest != keys[2].digest
+    (difference,) = explain_cache(keys[0], keys[2])
+    assert difference.lines == ("- line 1: x = 1", "+ line 1: x = 2")
+    assert keys[0].to_frame()["factor"].unique().tolist() == ["environment", "config", "code", "compiler"]
+
+
+def test_a_key_is_written_read_and_found(tmp_path):
+    folder = places.rank_folder(key(), tmp_path)
+    places.make_private(folder)
+    assert why_miss(key(), tmp_path) is None
+    places.write_key(folder, key())
+    assert folder.parts[-1] == "rank_0_0" and folder.parts[-3] == "torch_compile_cache"
+    assert places.read_key(folder.parent) == key()
+    missed = why_miss(key(custom_ops=("all",)), tmp_path)
+    assert [each.name for each in missed] == ["custom_ops"] and key().digest in repr(missed)
+    (folder / places.FACTORS_FILE).write_text("{")
+    assert places.read_key(folder.parent) is None and why_miss(key(), tmp_path) is None
+
+
+def test_ranks_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("DATA_PARALLEL_RANK", "1")
+    assert places.rank_folder(key(), tmp_path).name == "rank_3_1"
+    monkeypatch.setenv("RANK", "../..")
+    with pytest.raises(ConfigError, match="RANK"):
+        places.rank_folder(key(), tmp_path)
+
+
+def test_unknown_keys_are_named(cache_dir):
+    with pytest.raises(ConfigError, match="names 0 keys"):
+        explain_cache("0123456789", key())
+
+
+@given(st.binary(), st.binary(min_size=1, max_size=40), st.integers(0, 10**6))
+def test_no_changed_byte_is_taken_for_what_was_written(payload, noise, at):
+    content = _pack({"files": {}}, payload)
+    assert _unpack(content) == ({"files": {}}, payload)
+    at %= len(content)
+    for broken in (content[:at], content[:at] + noise + content[at + len(noise) :]):
+        if broken != content:
+            with pytest.raises(ValueError):
+                _unpack(broken)
+
+
+def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    places.write_atomically(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError):
+        places.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_writers_at_once_leave_one_whole_file(tmp_path):
+    path, contents = tmp_path / "file", [bytes([n]) * 200_000 for n in range(8)]
+    threads = [threading.Thread(target=places.write_atomically, args=(path, c)) for c in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents and os.listdir(tmp_path) == ["file"]
+
+
+class FullDisk(EagerAdaptor):
+    """Refuses as Inductor does on a full disk, the first ``times`` times."""
+
+    name, saves = "inductor", True
+
+    def __init__(self, times):
+        self.times = times
+
+    def compile(self, *request):
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().compile(*request)
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_run(compile_cache):
+    x = torch.randn(3, 8)
+    with pytest.warns(UserWarning, match="No space left"):
+        compiled = compile_pieces(split(), adaptor=FullDisk(1))
+    assert torch.equal(compiled(x), Net()(x))
+    with pytest.raises(CompileError, match="No space left"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compile_pieces(split(), adaptor=FullDisk(2))  # the disk of the default place is full as well
+
+
+def test_a_cache_folder_that_is_a_file(tmp_path, compile_cache, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CGKIT_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="cannot be made"):
+        compiled = compile_pieces(split(), adaptor=FullDisk(0))
+    assert compiled.manager.cache is not None and not compiled.manager.cache.writable
+
+
+@pytest.mark.skipif(find_cpp_compiler() is None, reason="no C++ compiler")
+def test_a_second_model_in_the_process_loads(compile_cache):
+    x = torch.randn(3, 8)
+    with compilation_counter.expect(num_inductor_compiles=1, num_compiled_artifacts_saved=1):
+        first = compile_pieces(split(), adaptor=InductorStandaloneAdaptor())
+    with compilation_counter.expect(num_inductor_compiles=0, num_compiled_artifacts_loaded=1):
+        second = compile_pieces(split(), adaptor=InductorStandaloneAdaptor())
+    assert torch.equal(first(x), second(x))
+    assert second.to_frame()["loaded"].tolist() == [True] and "1 pieces" in repr(second.manager.cache)
+
+
+def test_a_packed_file_that_is_none(tmp_path, cache_dir):
+    with pytest.raises(ConfigError, match="is empty"):
+        pack(tmp_path / "x.tgz")
+    (tmp_path / "x.tgz").write_bytes(b"not a tar")
+    with tarfile.open(tmp_path / "y.tgz", "w:gz") as archive:
+        archive.add(__file__, "../../evil.py")
+    with tarfile.open(tmp_path / "z.tgz", "w:gz") as archive:
+        archive.add(__file__, "harmless.py")
+    for name in ("x.tgz", "y.tgz", "z.tgz", "missing.tgz"):
+        with pytest.raises(ConfigError, match="no packed compile cache"):
+            unpack(tmp_path / name)
+    assert os.listdir(cache_dir / "torch_compile_cache") == []
+
+
+def test_the_written_factors_are_json(tmp_path):
+    cache = CompileCache(key())
+    places.make_private(cache.directory)
+    places.write_key(cache.directory, key())
+    factors = json.loads((cache.directory / places.FACTORS_FILE).read_text())
+    assert list(factors) == ["environment", "config", "code", "compiler"]
+    assert factors["compiler"]["torch"] == torch.__version__

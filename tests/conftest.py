@@ -1,0 +1,32 @@
+"""For all tests: nobody's own compile cache is read or written, and each test compiles for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from cgkit.compiling import compiled_graph
+from cgkit.compiling.cache.store import open_cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_compile_cache(tmp_path_factory):
+    """Off in the tests' process, for fixtures of every scope; in a folder of its own in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CGKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(compiled_graph, "open_cache", lambda key: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(no_compile_cache, tmp_path_factory, monkeypatch):
+    """An empty cache folder for the processes that this test starts."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("CGKIT_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def compile_cache(cache_dir, monkeypatch):
+    """The cache on, in an empty folder."""
+    monkeypatch.setattr(compiled_graph, "open_cache", open_cache)
+    return cache_dir
