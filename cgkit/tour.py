@@ -27,6 +27,8 @@ from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode, who
 from cgkit.counters import compilation_counter
 from cgkit.errors import CgkitError, ConfigError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.measuring.compile_log import CompilationLog, record_compilation
+from cgkit.measuring.expected_counters import counters_table
 from cgkit.serving import LoadedModel, Request, Runner, Scheduled, chat_prompt, load_model
 
 #: Short names for the command line.
@@ -149,15 +151,16 @@ def tour(
     before = compilation_counter.clone()
     with clock.stage("loading"), _progress("loading", model):
         loaded = load_model(MODELS.get(model, model), device=where)
-    runner, eager, ledger = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
+    with record_compilation() as log:
+        runner, eager, ledger = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
     lanes = [_Lane(mode, eager if mode == "eager" else runner) for mode in MODES]
     with clock.stage("answering"):
         questions = [chat_prompt(loaded.tokenizer, prompt) for prompt in prompts]
         _race(lanes, questions, tokens)
-    data = _data(loaded, runner, lanes, ledger, clock, prompts, tokens, where)
+    data = _data(loaded, runner, lanes, ledger, log, prompts, tokens, where)
     data.command = _command(model, device, tokens)
     counters = {name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()}
-    data.counters = _frame(counter=list(counters), count=list(counters.values()))
+    data.counters = counters_table(runner.executor, counters).to_frame()
     from cgkit.plotting.tour_page import tour_page
 
     data.stages = _frame(stage=list(clock.seconds), seconds=list(clock.seconds.values()))
@@ -280,7 +283,7 @@ def _data(
     runner: Runner,
     lanes: Sequence[_Lane],
     ledger: Any,
-    clock: _Clock,
+    log: CompilationLog,
     prompts: Sequence[str],
     tokens: int,
     device: torch.device,
@@ -310,6 +313,9 @@ def _data(
         tokens_equal=equal,
         nodes=traced.to_frame(),
         pieces=split.to_frame(),
+        edges=split.edges_frame(),
+        opened={piece.name: split.nodes_frame(piece) for piece in split.pieces[:3]},
+        log=log.to_frame(),
         compilations=compiled.to_frame(),
         captures=ledger.to_frame(),
         memory=waterfall(runner).to_frame(),

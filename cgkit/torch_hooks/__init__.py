@@ -44,7 +44,9 @@ from cgkit.torch_hooks.fakes import (
 )
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
+    compile_cache_counts,
     find_cpp_compiler,
+    generated_code,
     generated_kernels,
     inductor_options,
     standalone_compile,
@@ -100,6 +102,7 @@ __all__ = [
     "artifact_bytes",
     "bound_argument",
     "codegen_of",
+    "compile_cache_counts",
     "compile_lock",
     "count_bytecode_hooks",
     "cpp_compiler_version",
@@ -117,6 +120,7 @@ __all__ = [
     "find_cpp_compiler",
     "forget_code",
     "free_symbol_names",
+    "generated_code",
     "generated_kernels",
     "generated_wrapper",
     "gone",
