@@ -15,6 +15,7 @@ from cgkit.plotting.tables import human_bytes, table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 EMULATED_NOTE = (
     "<b>No GPU here: the recorded graphs are emulated.</b> An emulated graph keeps the contract of a CUDA "
@@ -35,7 +36,8 @@ class TourData:
     (:func:`padding_charts.staircase`), ``coverage`` (:func:`padding_charts.coverage`), ``steps`` (``kind, num_reqs,
     num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
     ``counters`` (``sign, counter, expected, seen, law``), ``stages`` (``stage, seconds``),
-    ``answers`` (``prompt, answer, tokens, equal``).
+    ``answers`` (``prompt, answer, tokens, equal``), ``bill_table`` (a row a part of a step's wall time, a column a
+    mode), and ``step_pictures``: each drawn already, with what it shows in words.
     """
 
     model: str
@@ -62,6 +64,8 @@ class TourData:
     counters: pd.DataFrame
     stages: pd.DataFrame
     answers: pd.DataFrame
+    bill_table: pd.DataFrame | None = None
+    step_pictures: list[tuple[Axes, str]] = field(default_factory=list)
     opened: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     stitch_source: str = ""
     cold_compile_s: float = 0.0
@@ -112,6 +116,7 @@ def tour_page(data: TourData) -> str:
         _compiled(data),
         _captured(data),
         _replayed(data),
+        *([_bill(data)] if data.bill_table is not None else []),
         _counters(data),
     ]
     footer = f"Made by <code>{escape(data.command)}</code> with {escape(data.versions)}."
@@ -243,6 +248,20 @@ def _replayed(data: TourData) -> report.Section:
         report.folded("All steps", table(data.steps.assign(emulated=data.emulated), rows=12)),
     ]
     return report.Section("Dispatched and replayed", lead, body, 5)
+
+
+def _bill(data: TourData) -> report.Section:
+    lead = (
+        "One more decode step of all requests in each mode, under the profiler, from the filling of the input "
+        "buffers to the tokens on the host: what the CPU did, and what the GPU did meanwhile. The parts add up to "
+        "the wall time. The profiler's own work is in it, so that these steps take longer than those above; a graph "
+        "launch suffers most, because the profiler lists every kernel of the graph."
+    )
+    if data.emulated:
+        lead += " There is no GPU here: the CPU does the computing too, and nothing is launched."
+    body = [report.figure(svg(ax, alt, f"step{i}")) for i, (ax, alt) in enumerate(data.step_pictures)]
+    body.append(report.folded("The bill as a table", table(data.bill_table, rows=30)))
+    return report.Section("The bill of a step", lead, body)
 
 
 def _counters(data: TourData) -> report.Section:
