@@ -98,6 +98,24 @@ LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "te
 
 
 @dataclass(frozen=True)
+class TokenRange:
+    """Token counts from ``start`` to ``end``, both included, that one compilation serves."""
+
+    start: int
+    end: int
+
+    def __contains__(self, num_tokens: object) -> bool:
+        return isinstance(num_tokens, int) and self.start <= num_tokens <= self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+
+#: For what a piece is compiled: one token count, a range, or None: any (the general shape).
+Shape = int | TokenRange | None
+
+
+@dataclass(frozen=True)
 class CompilationConfig:
     """How a model is compiled and recorded. Immutable: ``dataclasses.replace`` makes another.
 
@@ -115,6 +133,11 @@ class CompilationConfig:
     cudagraph_capture_sizes: tuple[int, ...] | str | None = None
     #: Sizes for which each piece also gets a static, tuned compilation.
     compile_sizes: tuple[int, ...] = ()
+    #: Last token counts of ranges that each get a compilation of their own (vLLM today:
+    #: ``compile_ranges_endpoints``): (8, 64) means 1 to 8 and 9 to 64. A compile size in a range wins over it.
+    #: A size above the last endpoint is served by the general callable (vLLM lets the last range reach to
+    #: ``max_num_batched_tokens``, and asserts that nothing lies outside). Nothing is tuned for a range.
+    compile_ranges: tuple[int, ...] = ()
     #: Unrecorded runs of each size before it is recorded.
     cudagraph_num_of_warmups: int = 1
     #: Copy the arguments into static buffers first. False: the caller always passes the same buffers.
@@ -166,6 +189,7 @@ class CompilationConfig:
                 )
             put("cudagraph_capture_sizes", sizes)
         put("compile_sizes", whole_sizes("compile_sizes", self.compile_sizes))
+        put("compile_ranges", whole_sizes("compile_ranges", self.compile_ranges))
         _one_of("compiler", self.compiler, COMPILERS)
         _one_of("dispatch", self.dispatch, ("bytecode", "guard_filter"))
         _one_of("compile_at", self.compile_at, ("start", "first_hit"))
@@ -226,7 +250,7 @@ class CompilationConfig:
                     f"cudagraph_mode={mode.name} needs pieces, and level={level.value} ({level.name}) does not "
                     "split; use level 3, or cudagraph_mode='FULL'"
                 )
-            for name in ("splitting_ops", "compile_sizes"):
+            for name in ("splitting_ops", "compile_sizes", "compile_ranges"):
                 if getattr(self, name):
                     raise ConfigError(
                         f"{name}={list(getattr(self, name))} has no effect at level {level.value} "
@@ -240,6 +264,12 @@ class CompilationConfig:
                 stacklevel=4,
             )
             put("cudagraph_mode", CUDAGraphMode.FULL)
+
+    @property
+    def token_ranges(self) -> tuple[TokenRange, ...]:
+        """The ranges between the endpoints in ``compile_ranges``."""
+        starts = (1, *(end + 1 for end in self.compile_ranges))
+        return tuple(TokenRange(start, end) for start, end in zip(starts, self.compile_ranges))
 
     @property
     def dynamo_backend(self) -> str:

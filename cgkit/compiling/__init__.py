@@ -16,3 +16,4 @@ from cgkit.compiling.manager import CompiledPiece as CompiledPiece
 from cgkit.compiling.manager import CompilerManager as CompilerManager
 from cgkit.compiling.piecewise_backend import ConcreteSizeEntry as ConcreteSizeEntry
 from cgkit.compiling.piecewise_backend import PiecewiseBackend as PiecewiseBackend
+from cgkit.compiling.piecewise_backend import RangeEntry as RangeEntry

@@ -21,7 +21,7 @@ from torch import fx
 from cgkit import torch_hooks
 from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, Shape
 from cgkit.errors import CompileError
 
 Runnable = Callable[..., Sequence[Any]]
@@ -38,7 +38,7 @@ class CompilerInterface(ABC):
 
     @abstractmethod
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         """A callable that takes real arguments in the order of ``inputs`` and returns a sequence.
 
@@ -46,8 +46,8 @@ class CompilerInterface(ABC):
             graph_module: a piece; it returns a tuple, and is left as it is.
             inputs: one a placeholder: fakes of ``fake_mode``, SymInts (the callable takes the
                 number) or numbers. Where two share a storage the real ones will as well.
-            fake_mode: with symbols for the general shape, without for a static one.
-            runtime_shape: the token count, or None for the general shape.
+            fake_mode: with symbols for the general shape or a range, without for a static one.
+            runtime_shape: the token count, a range of them, or None for the general shape.
         """
 
     def save(self, runnable: Any) -> bytes | None:
@@ -61,7 +61,7 @@ class CompilerInterface(ABC):
         """
         raise CompileError(f"the adaptor {self.name} keeps nothing (saves is False)")
 
-    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+    def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         """How this compiler is set for ``runtime_shape``: part of the content key."""
         return {"adaptor": self.name}
 
@@ -72,7 +72,7 @@ class EagerAdaptor(CompilerInterface):
     name = "eager"
 
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         forward = graph_module.forward
         grad_enabled = torch.is_grad_enabled
@@ -102,10 +102,10 @@ class InductorStandaloneAdaptor(CompilerInterface):
         check_inductor_options(self._options)
 
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
-        if runtime_shape is not None:
+        if isinstance(runtime_shape, int):
             fix_sizes(own, inputs)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
@@ -120,7 +120,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
         """The artefact again; it needs no inputs."""
         return torch_hooks.load_artifact(content)
 
-    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+    def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         options = inductor_options_for(self._options, runtime_shape)
         return {"adaptor": self.name, **{f"inductor {name}": value for name, value in options.items()}}
 

@@ -20,11 +20,11 @@ from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
-from cgkit.compiling.fakes import static_version
+from cgkit.compiling.fakes import ranged_version, static_version
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, TokenRange
 from cgkit.display import Shown
 from cgkit.forward_context import CaptureLock
 
@@ -38,7 +38,7 @@ def compile_pieces(
     """Compiles every piece of ``split`` that holds no splitting operator; equal pieces once.
 
     Each gets a callable for any token count and, with ``config.compile_at == "start"``, one for
-    each of ``config.compile_sizes``. Nothing runs and nothing is allocated on the way.
+    each of ``config.compile_sizes`` and ``config.compile_ranges``. Nothing runs and nothing is allocated on the way.
 
     Args:
         split: from :func:`cgkit.split_graph`, with example inputs.
@@ -117,7 +117,8 @@ class CompiledGraph(Shown):
     # --- compiling ---
 
     def compile_static_sizes(self, sizes: Sequence[int] | None = None) -> None:
-        """Compiles ``sizes`` (default: all of ``config.compile_sizes``) for every piece, as far as missing.
+        """Compiles ``sizes`` for every piece, as far as missing (default: all of ``config.compile_sizes``, and
+        the ranges).
 
         Raises:
             CaptureLockedError: one is missing and capturing is finished.
@@ -127,6 +128,9 @@ class CompiledGraph(Shown):
             for backend in self.backends:
                 if backend.sym_shape_indices:
                     backend.compile_size(size)
+        for backend in self.backends if sizes is None else ():
+            for tokens in backend.range_entries:
+                backend.compile_range(tokens)
 
     def _compile_general(self, call: PieceCall) -> None:
         self._progress(call.piece.name)
@@ -146,7 +150,8 @@ class CompiledGraph(Shown):
                 piecewise_compile_index=len(self.backends),
                 total_piecewise_compiles=self._total,
                 compile_sizes=self.config.compile_sizes,
-                compile_for_size=self._compile_for_size,
+                compile_ranges=self.config.token_ranges,
+                compile_for_shape=self._compile_for_shape,
                 lock=self.lock,
                 first_hit=self.config.compile_at == "first_hit",
                 on_finished=self._check_finished,
@@ -154,16 +159,18 @@ class CompiledGraph(Shown):
         )
         self._progress(call.piece.name)
 
-    def _compile_for_size(self, backend: PiecewiseBackend, size: int) -> CompiledPiece:
+    def _compile_for_shape(self, backend: PiecewiseBackend, shape: int | TokenRange) -> CompiledPiece:
         start = time.perf_counter()
-        what = f"{backend.name} at {size} tokens"
+        what = f"{backend.name} at {shape} tokens"
         call = backend.call
         with torch_hooks.compile_lock():
-            tokens = call.args[call.sym_shape_indices[0]]
-            numbers = {torch_hooks.symbolic_expression(tokens): size}
-            inputs, mode = static_version(call.args, numbers, what)
+            symbol = torch_hooks.symbolic_expression(call.args[call.sym_shape_indices[0]])
+            if isinstance(shape, int):
+                inputs, mode = static_version(call.args, {symbol: shape}, what)
+            else:
+                inputs, mode = ranged_version(call.args, symbol, shape, what)
             compiled = self.manager.compile(
-                backend.name, backend.graph, inputs, mode, size, adaptor=self._adaptor_for(call)
+                backend.name, backend.graph, inputs, mode, shape, adaptor=self._adaptor_for(call)
             )
             self.seconds += time.perf_counter() - start
         self._done += 1
@@ -190,13 +197,14 @@ class CompiledGraph(Shown):
 
     def _progress(self, what: str) -> None:
         if events.has_readers(events.Progress):
-            shapes = 1 + (len(self.config.compile_sizes) if self.config.compile_at == "start" else 0)
+            more = len(self.config.compile_sizes) + len(self.config.compile_ranges)
+            shapes = 1 + (more if self.config.compile_at == "start" else 0)
             events.emit(events.Progress("compiling", self._done, max(self._total * shapes, self._done), what))
 
     def _check_finished(self) -> None:
         """Says once, for the whole model, that nothing is left to compile."""
         complete = len(self.backends) == self._total
-        if not self._finished and complete and not any(b.to_be_compiled_sizes for b in self.backends):
+        if not self._finished and complete and not any(b.unfinished for b in self.backends):
             self._finished = True
             events.emit(events.CompilationFinished(self.model_name, self.seconds))
 
@@ -241,6 +249,17 @@ class CompiledGraph(Shown):
                 for one in backend.compiled
             ]
         )
+
+    def serving_frame(self) -> Any:
+        """A DataFrame with a row a piece and run of token counts: which callable serves them.
+
+        Columns ``piece``, ``from_tokens``, ``to_tokens`` (missing: without end), ``callable`` ("general", "size 4",
+        "range 9-64"), ``compiled`` (False: the general callable stands in until it is), ``key``, ``adaptor``.
+        """
+        import pandas as pd
+
+        rows = [{"piece": backend.name, **row} for backend in self.backends for row in backend.serving()]
+        return pd.DataFrame(rows).astype({"to_tokens": "Int64"})
 
     def __repr__(self) -> str:
         static = sum(len(backend.compiled) - 1 for backend in self.backends)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cgkit import torch_hooks
+from cgkit.config import TokenRange
 from cgkit.errors import CompileError
 
 
@@ -83,6 +84,34 @@ def static_version(values: Sequence[Any], numbers: dict[Any, int], what: str) ->
 
     with torch_hooks.running_fake(mode):
         return _empty_like_all(values, fix), mode
+
+
+def ranged_version(
+    values: Sequence[Any], symbol: Any, tokens: TokenRange, what: str
+) -> tuple[list[Any], Any]:
+    """``values`` with ``symbol`` known to lie in ``tokens``, as fakes of a new fake mode, which is returned too.
+
+    The trace takes sizes 0 and 1 for special, so the symbol is 2 at least here as well, and never one number
+    alone (it would be fixed to that): a range that says less than it could is still right.
+
+    Raises:
+        CompileError: a size depends on another symbol (``what`` names the piece and range).
+    """
+    low = max(tokens.start, 2)
+    high = max(tokens.end, low + 1)
+    mode, new = torch_hooks.ranged_fake_mode(low, high)
+
+    def narrow(size: Any) -> Any:
+        rewritten = torch_hooks.rewritten_size(size, symbol, new, mode, high)
+        if rewritten is size and isinstance(size, torch.SymInt):
+            raise CompileError(
+                f"{what}: size {size} does not follow from the token count alone; compile_ranges needs "
+                "graphs with one symbolic size. Leave compile_ranges out, or trace with one dynamic dimension"
+            )
+        return rewritten
+
+    with torch_hooks.running_fake(mode):
+        return _empty_like_all(values, narrow), mode
 
 
 def _empty_like_all(values: Sequence[Any], size: Any) -> list[Any]:

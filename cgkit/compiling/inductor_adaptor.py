@@ -19,6 +19,7 @@ from cgkit import torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable, fix_sizes
 from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
+from cgkit.config import Shape
 from cgkit.errors import CompileError
 
 
@@ -80,11 +81,11 @@ class InductorAdaptor(CompilerInterface):
         check_inductor_options(self._options)
 
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> PatchedGraph:
         """A :class:`PatchedGraph`; see :meth:`CompilerInterface.compile`."""
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
-        if runtime_shape is not None:
+        if isinstance(runtime_shape, int):
             fix_sizes(own, inputs)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
@@ -127,7 +128,7 @@ class InductorAdaptor(CompilerInterface):
         torch_hooks.put_graph_cache_files(known["hash"], files)
         return self.load_handle(InductorHandle(known["hash"], None), inputs)
 
-    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+    def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         """See :meth:`CompilerInterface.settings`."""
         options = inductor_options_for(self._options, runtime_shape)
         return {"adaptor": self.name, **{f"inductor {name}": value for name, value in options.items()}}

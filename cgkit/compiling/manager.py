@@ -19,6 +19,7 @@ from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
+from cgkit.config import Shape
 from cgkit.errors import CgkitError, CompileError
 from cgkit.splitting.matching import operator_names
 
@@ -28,7 +29,7 @@ class CompiledPiece:
     """What one request got: a callable, and where it came from."""
 
     piece: str
-    shape: int | None
+    shape: Shape
     runnable: Runnable
     key: ContentKey
     owner: str  # the piece that was really compiled: ``piece`` itself, or the first with this content
@@ -57,7 +58,7 @@ class CompilerManager:
         """How many compilations there were."""
         return len(self._by_key)
 
-    def key(self, graph_module: fx.GraphModule, inputs: Sequence[Any], shape: int | None) -> ContentKey:
+    def key(self, graph_module: fx.GraphModule, inputs: Sequence[Any], shape: Shape) -> ContentKey:
         """The content key of a piece as this manager's adaptor would compile it."""
         compiler = {**process_settings(), **self.adaptor.settings(shape)}
         return content_key(graph_module, inputs, shape=shape, compiler=compiler)
@@ -68,7 +69,7 @@ class CompilerManager:
         graph_module: fx.GraphModule,
         inputs: Sequence[Any],
         fake_mode: Any,
-        shape: int | None = None,
+        shape: Shape = None,
         *,
         key: ContentKey | None = None,
         adaptor: CompilerInterface | None = None,
@@ -109,7 +110,7 @@ class CompilerManager:
         return piece
 
     def _load(
-        self, by: CompilerInterface, name: str, inputs: Sequence[Any], shape: int | None, key: ContentKey
+        self, by: CompilerInterface, name: str, inputs: Sequence[Any], shape: Shape, key: ContentKey
     ) -> CompiledPiece | None:
         """The piece from the cache, if it is there and whole."""
         if self.cache is None:
@@ -142,7 +143,7 @@ def first_line(error: Exception) -> str:
 
 
 def _failed(
-    adaptor: str, name: str, graph_module: fx.GraphModule, shape: int | None, error: Exception
+    adaptor: str, name: str, graph_module: fx.GraphModule, shape: Shape, error: Exception
 ) -> CompileError:
     at = "for the general shape" if shape is None else f"for {shape} tokens"
     return CompileError(
@@ -159,7 +160,7 @@ def _compile(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
     fake_mode: Any,
-    shape: int | None,
+    shape: Shape,
     key: ContentKey,
 ) -> CompiledPiece:
     start = time.perf_counter()
@@ -174,10 +175,10 @@ def _compile(
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
-    if shape is None and newly:
+    if not isinstance(shape, int) and newly:
         fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
         raise CompileError(
-            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
+            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for {shape or 'any'} tokens: "
             "other sizes would compute nonsense.\n"
             f"The piece's operators: {', '.join(operator_names(graph_module.graph))}\n"
             "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"

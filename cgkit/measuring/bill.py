@@ -168,6 +168,8 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting.style import About
 
     frames = [one.to_frame().assign(mode=name) for name, one in zip(names_of(bills), bills)]
+    if not any(one.kernels for one in bills):  # no GPU was at work: a bar that calls it idle would mislead
+        frames = [frame[frame["side"] == "cpu"] for frame in frames]
     keys = ("model", "mode", "batch", "device", "recorded")
     common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
     about = About(

@@ -44,7 +44,9 @@ from cgkit.torch_hooks.fakes import (
 )
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
+    compile_cache_counts,
     find_cpp_compiler,
+    generated_code,
     generated_kernels,
     import_compiler,
     inductor_options,
@@ -92,6 +94,8 @@ from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
     free_symbol_names,
     plain_symbol_name,
+    ranged_fake_mode,
+    rewritten_size,
     shape_guards,
     specialised_symbols,
     substitute_symbols,
@@ -117,6 +121,7 @@ __all__ = [
     "bound_argument",
     "cacheability_unchecked",
     "codegen_of",
+    "compile_cache_counts",
     "compile_fx_patched",
     "compile_lock",
     "count_bytecode_hooks",
@@ -135,6 +140,7 @@ __all__ = [
     "find_cpp_compiler",
     "forget_code",
     "free_symbol_names",
+    "generated_code",
     "generated_file_caught",
     "generated_kernels",
     "generated_wrapper",
@@ -167,11 +173,13 @@ __all__ = [
     "profiler_runs",
     "put_graph_cache_files",
     "quiet_loggers",
+    "ranged_fake_mode",
     "register_bytecode_hook",
     "register_fake_in",
     "release_pool",
     "resolve_overload",
     "returns_several",
+    "rewritten_size",
     "run_cpu_kernel",
     "running_fake",
     "shape_guards",
