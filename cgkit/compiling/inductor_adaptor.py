@@ -114,9 +114,8 @@ class InductorAdaptor(CompilerInterface):
     def save(self, runnable: Any) -> bytes | None:
         """The handle and what Inductor's graph cache holds under it, so that both travel and are checked
         together; None where there is no handle."""
-        handle = getattr(runnable, "handle", None)
-        files = torch_hooks.graph_cache_files(handle.hash_str) if handle else {}
-        if not files:
+        handle: InductorHandle | None = getattr(runnable, "handle", None)
+        if handle is None or not (files := torch_hooks.graph_cache_files(handle.hash_str)):
             return None
         entries = {name: base64.b64encode(content).decode() for name, content in files.items()}
         return json.dumps({"hash": handle.hash_str, "files": entries}).encode()

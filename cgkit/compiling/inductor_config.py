@@ -23,7 +23,8 @@ def set_inductor_config(config: dict[str, Any], runtime_shape: Shape) -> None:
 
     A whole number is the token count of a static compilation: only there are Triton's parameters
     tuned by measuring, because what is fastest at one size says nothing about another. None is the
-    general, symbolic shape, and a range is symbolic too: both stay untuned. On the CPU the options are accepted and tune little.
+    general, symbolic shape, and a range is symbolic too: both stay untuned. On the CPU the options are
+    accepted and tune little.
     """
     if isinstance(runtime_shape, int):
         config["max_autotune"] = True

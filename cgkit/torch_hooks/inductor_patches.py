@@ -161,7 +161,7 @@ def compile_fx_patched(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(tracing(context))
-        call = module.compile_fx(
+        call: Any = module.compile_fx(
             graph_module,
             list(fake_args),
             inner_compile=module.compile_fx_inner,
