@@ -20,7 +20,7 @@ from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
-from cgkit.compiling.fakes import ranged_version, static_version
+from cgkit.compiling.fakes import ranged_version, static_version, unread_offsets
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
@@ -165,10 +165,11 @@ class CompiledGraph(Shown):
         call = backend.call
         with torch_hooks.compile_lock():
             symbol = torch_hooks.symbolic_expression(call.args[call.sym_shape_indices[0]])
+            offsets = dict.fromkeys(unread_offsets(backend.graph, call.args), 0)
             if isinstance(shape, int):
-                inputs, mode = static_version(call.args, {symbol: shape}, what)
+                inputs, mode = static_version(call.args, {**offsets, symbol: shape}, what)
             else:
-                inputs, mode = ranged_version(call.args, symbol, shape, what)
+                inputs, mode = ranged_version(call.args, symbol, shape, what, offsets)
             compiled = self.manager.compile(
                 backend.name, backend.graph, inputs, mode, shape, adaptor=self._adaptor_for(call)
             )

@@ -5,6 +5,7 @@ run; on a version where the hook is gone it raises UnsupportedTorchError with wh
 use ``torch_hooks.name``: the modules below are only how the hooks are kept apart.
 """
 
+from cgkit.torch_hooks.autotuning import autotuning_caught
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
     end_failed_capture,
@@ -118,6 +119,7 @@ __all__ = [
     "TorchDispatchMode",
     "always_hit_shape_env",
     "artifact_bytes",
+    "autotuning_caught",
     "bound_argument",
     "cacheability_unchecked",
     "codegen_of",

@@ -169,6 +169,33 @@ def test_sizes_strides_and_shared_memory_follow_the_new_symbol():
         ranged_version(values, other, LARGE, "a test")
 
 
+def test_slices_of_larger_buffers_get_sizes_and_ranges_too():
+    """Where a slice begins is a symbol as well; no piece reads it."""
+    buffer = torch.arange(80.0).view(20, 4)
+    adaptor = Marking()
+    split = split_of(lambda self, x, y: x * 2 + y, buffer[2:10], buffer[10:18], ops=[])
+    compiled = compile_pieces(split, config(compile_sizes=[3], compile_ranges=[8]), adaptor=adaptor)
+    assert len(compiled.backends[0].sym_shape_indices) > 1
+    for tokens in (3, 3, 8):
+        x, y = buffer[1 : 1 + tokens], buffer[5 : 5 + tokens]
+        assert torch.equal(compiled(x, y), x * 2 + y)
+    assert adaptor.ran == [None, 3, SMALL]
+
+
+@pytest.mark.parametrize("shapes", [{"compile_sizes": [4]}, {"compile_ranges": [8]}])
+def test_the_runner_takes_sizes_and_ranges(shapes):
+    from cgkit.serving.runner import Runner
+    from tests.serving.helpers import TOY, prompts_of, toy
+
+    model, answers = toy(TOY), []
+    for more in ({}, shapes):
+        options = CompilationConfig(compiler="eager", cudagraph_mode="NONE", max_num_seqs=4, **more)
+        runner = Runner(model, config=options, max_model_len=48)
+        answers.append([a.token_ids for a in runner.generate(prompts_of([4, 1, 7, 3]), max_tokens=6)])
+    assert answers[0] == answers[1]
+    assert len(runner.executor.compiled.to_frame()) == 2 * len(runner.executor.compiled.backends)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch_hooks.find_cpp_compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("compiler", ["inductor", "inductor_patched"])
