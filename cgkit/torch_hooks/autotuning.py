@@ -69,7 +69,7 @@ def _sizes(node: Any) -> tuple[Any, ...]:
 
 
 def _backend(choice: Any) -> str:
-    kind = type(choice).__name__
+    kind = type(getattr(choice, "_wrapped", choice)).__name__  # a C++ template comes in a wrapper
     for word in ("Extern", "Triton", "CUTLASS", "Cpp", "CK", "Subgraph", "Decompose"):
         if word.lower() in kind.lower():
             return "ATen" if word == "Extern" else word
