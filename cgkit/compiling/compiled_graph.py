@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
@@ -22,6 +23,7 @@ from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
 from cgkit.compiling.fakes import ranged_version, static_version, unread_offsets
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
+from cgkit.compiling.lifting import Lifted, lift_names, number_inputs
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
 from cgkit.config import CompilationConfig, TokenRange
@@ -79,13 +81,13 @@ class CompiledGraph(Shown):
         )
         self.manager = CompilerManager(adaptor, open_cache(self.cache_key) if adaptor.saves else None)
         self._told: set[ContentKey] = set()
+        self._lifts: dict[fx.GraphModule, Lifted] = {}
+        self._numbers: list[Any] = []
         self._total = sum(not piece.is_splitting for piece in split.pieces)
         self._done = 0
         start = time.perf_counter()
         with torch_hooks.compile_lock():
-            interpreter = PiecewiseCompileInterpreter(
-                split, lambda graph, inputs: self.manager.key(graph, inputs, None), self._compile_general
-            )
+            interpreter = PiecewiseCompileInterpreter(split, self._key_of, self._compile_general)
             self._fake_mode = interpreter.fake_mode
             interpreter.run()
         self.seconds = time.perf_counter() - start
@@ -132,12 +134,30 @@ class CompiledGraph(Shown):
             for tokens in backend.range_entries:
                 backend.compile_range(tokens)
 
+    def _lifted(self, graph_module: fx.GraphModule) -> Lifted:
+        """The graph as it is compiled: without the names that its operators look things up by."""
+        if graph_module not in self._lifts:
+            self._lifts[graph_module] = lift_names(graph_module)
+        return self._lifts[graph_module]
+
+    def _key_of(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> ContentKey:
+        lifted = self._lifted(graph_module)
+        return self.manager.key(lifted.graph_module, self._with_numbers(lifted, inputs), None)
+
+    def _with_numbers(self, lifted: Lifted, inputs: Sequence[Any]) -> list[Any]:
+        """``inputs`` of the general shape, and a SymInt for each lifted name (the same ones for all pieces)."""
+        self._numbers = number_inputs(
+            self._fake_mode, max(len(lifted.numbers), len(self._numbers)), self._numbers
+        )
+        return [*inputs, *self._numbers[: len(lifted.numbers)]]
+
     def _compile_general(self, call: PieceCall) -> None:
         self._progress(call.piece.name)
+        lifted = self._lifted(call.piece.graph_module)
         general = self.manager.compile(
             call.piece.name,
-            call.piece.graph_module,
-            call.args,
+            lifted.graph_module,
+            self._with_numbers(lifted, call.args),
             self._fake_mode,
             key=call.key,
             adaptor=self._adaptor_for(call),
@@ -155,6 +175,7 @@ class CompiledGraph(Shown):
                 lock=self.lock,
                 first_hit=self.config.compile_at == "first_hit",
                 on_finished=self._check_finished,
+                lifted=lifted,
             )
         )
         self._progress(call.piece.name)
@@ -170,8 +191,10 @@ class CompiledGraph(Shown):
                 inputs, mode = static_version(call.args, {**offsets, symbol: shape}, what)
             else:
                 inputs, mode = ranged_version(call.args, symbol, shape, what, offsets)
+            lifted = self._lifted(backend.graph)
+            inputs = [*inputs, *number_inputs(mode, len(lifted.numbers))]
             compiled = self.manager.compile(
-                backend.name, backend.graph, inputs, mode, shape, adaptor=self._adaptor_for(call)
+                backend.name, lifted.graph_module, inputs, mode, shape, adaptor=self._adaptor_for(call)
             )
             self.seconds += time.perf_counter() - start
         self._done += 1

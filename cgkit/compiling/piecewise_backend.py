@@ -19,6 +19,7 @@ import torch
 from cgkit import marks, torch_hooks
 from cgkit.compiling.adaptors import Runnable
 from cgkit.compiling.interpreter import PieceCall
+from cgkit.compiling.lifting import Lifted
 from cgkit.compiling.manager import CompiledPiece
 from cgkit.config import TokenRange
 from cgkit.errors import CompileError
@@ -75,6 +76,7 @@ class PiecewiseBackend:
         first_hit: bool,
         on_finished: Callable[[], None],
         compile_ranges: Sequence[TokenRange] = (),
+        lifted: Lifted | None = None,
     ) -> None:
         """``on_finished`` is called when this piece's last compile size or range is compiled."""
         self.call = call
@@ -84,7 +86,9 @@ class PiecewiseBackend:
         self.sym_shape_indices = call.sym_shape_indices
         self.piecewise_compile_index = piecewise_compile_index
         self.total_piecewise_compiles = total_piecewise_compiles
-        self.compiled_graph_for_general_shape = general.runnable
+        #: The graph that was compiled, and the numbers that its callables take behind the piece's inputs.
+        self.lifted = lifted or Lifted(self.graph)
+        self.compiled_graph_for_general_shape = self.lifted.bind(general.runnable)
         # A piece without a symbolic size is static already.
         sizes = tuple(compile_sizes) if self.sym_shape_indices else ()
         self.compile_sizes: set[int] = set(sizes)
@@ -207,7 +211,7 @@ class PiecewiseBackend:
             if entry.compiled is None:
                 self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
                 entry.compiled = self._compile_for_shape(self, size)
-                entry.runnable = entry.compiled.runnable
+                entry.runnable = self.lifted.bind(entry.compiled.runnable)
                 self.to_be_compiled_sizes.discard(size)
                 self.check_for_ending_compilation()
         return entry.compiled
@@ -229,7 +233,7 @@ class PiecewiseBackend:
             if entry.compiled is None:
                 self.lock.check(f"piece {self.name} would be compiled for {tokens} tokens")
                 entry.compiled = self._compile_for_shape(self, tokens)
-                entry.runnable = entry.compiled.runnable
+                entry.runnable = self.lifted.bind(entry.compiled.runnable)
                 self.check_for_ending_compilation()
         return entry.compiled
 

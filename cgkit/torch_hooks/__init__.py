@@ -93,6 +93,7 @@ from cgkit.torch_hooks.operators import (
 from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
+    any_number,
     free_symbol_names,
     plain_symbol_name,
     ranged_fake_mode,
@@ -118,6 +119,7 @@ __all__ = [
     "SideEffect",
     "TorchDispatchMode",
     "always_hit_shape_env",
+    "any_number",
     "artifact_bytes",
     "autotuning_caught",
     "bound_argument",

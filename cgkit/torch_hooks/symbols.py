@@ -66,6 +66,23 @@ def ranged_fake_mode(low: int, high: int) -> tuple[Any, Any]:
     return FakeTensorMode(shape_env=environment), symbol
 
 
+def any_number(fake_mode: Any, name: str) -> Any:
+    """A SymInt of ``fake_mode`` of which nothing is known, not even that it is no 0 or 1.
+
+    Run on torch 2.13 (CPU).
+    """
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = LocalSource(name)
+    environment = fake_mode.shape_env
+    make = getattr(environment, "create_unspecified_symbol", None)
+    if make is None:
+        raise gone("torch.fx.experimental.symbolic_shapes.ShapeEnv.create_unspecified_symbol")
+    symbol = make(7, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return environment.create_symintnode(symbol, hint=7, source=source)
+
+
 def rewritten_size(value: Any, symbol: Any, new: Any, fake_mode: Any, example: int) -> Any:
     """A size with ``new`` (of ``fake_mode``) for ``symbol``, if nothing else symbolic is in it; else as it was.
 
