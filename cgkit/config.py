@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cgkit.errors import ConfigError
+from cgkit.token_ranges import Shape as Shape
+from cgkit.token_ranges import TokenRange as TokenRange
 
 
 class _ParsableEnum(enum.Enum):
@@ -95,24 +97,6 @@ DEFAULT_SPLITTING_OPS: tuple[str, ...] = (
 
 COMPILERS: tuple[str, ...] = ("inductor", "inductor_patched", "eager")
 LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "tensorrt-llm")
-
-
-@dataclass(frozen=True)
-class TokenRange:
-    """Token counts from ``start`` to ``end``, both included, that one compilation serves."""
-
-    start: int
-    end: int
-
-    def __contains__(self, num_tokens: object) -> bool:
-        return isinstance(num_tokens, int) and self.start <= num_tokens <= self.end
-
-    def __str__(self) -> str:
-        return f"{self.start}-{self.end}"
-
-
-#: For what a piece is compiled: one token count, a range, or None: any (the general shape).
-Shape = int | TokenRange | None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from cgkit.config import Shape
+from cgkit.token_ranges import Shape
 
 
 @dataclass(frozen=True)
