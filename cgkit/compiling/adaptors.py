@@ -20,6 +20,7 @@ from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.cache.folder import disabled
+from cgkit.compiling.fakes import renew_examples
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.config import CompilationConfig, Shape
 from cgkit.errors import CompileError
@@ -107,6 +108,8 @@ class InductorStandaloneAdaptor(CompilerInterface):
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
         if isinstance(runtime_shape, int):
             fix_sizes(own, inputs)
+        if runtime_shape is not None:
+            renew_examples(own, inputs, fake_mode)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
             options["force_disable_caches"] = True
@@ -155,7 +158,7 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
 
 
 def fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Writes the numbers among ``inputs`` into the graph, and drops remembered symbolic shapes."""
+    """Writes the numbers among ``inputs`` into the graph."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     numbers = {node: value for node, value in zip(placeholders, inputs) if isinstance(value, int)}
 
@@ -165,5 +168,4 @@ def fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     for node in graph_module.graph.nodes:
         node.args = fx.map_arg(node.args, number)
         node.kwargs = fx.map_arg(node.kwargs, number)
-        node.meta.pop("example_value", None)
     graph_module.recompile()

@@ -64,6 +64,25 @@ class PieceOutputs:
             return _empty_like_all(self._outputs, lambda size: size)
 
 
+def renew_examples(graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any) -> None:
+    """Puts what each node gives for ``inputs`` (fakes of ``fake_mode``) into its ``meta["example_value"]``.
+
+    Dynamo's examples hold the trace's symbols. Inductor's passes before autograd read them, and AOTAutograd's
+    cache refuses a graph with method calls that has none.
+    """
+
+    class Renew(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.op != "output":
+                n.meta["example_value"] = result
+            return result
+
+    with torch_hooks.running_fake(fake_mode):
+        # detached: an operator that changes a tensor's shape in place must not change the caller's
+        Renew(graph_module).run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in inputs))
+
+
 def unread_offsets(graph_module: fx.GraphModule, values: Sequence[Any]) -> set[Any]:
     """Symbols that only say where an input begins in its storage, and that the graph does not read.
 

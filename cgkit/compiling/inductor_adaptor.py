@@ -18,6 +18,7 @@ from torch import fx
 from cgkit import torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable, fix_sizes
 from cgkit.compiling.cache.folder import disabled
+from cgkit.compiling.fakes import renew_examples
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.config import Shape
 from cgkit.errors import CompileError
@@ -87,6 +88,8 @@ class InductorAdaptor(CompilerInterface):
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
         if isinstance(runtime_shape, int):
             fix_sizes(own, inputs)
+        if runtime_shape is not None:
+            renew_examples(own, inputs, fake_mode)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
             options["force_disable_caches"] = True

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 Pair = tuple[NodeLine | None, NodeLine | None]
 #: How each status is marked, so that a diff reads without colours.
-SIGNS = {"same": "  ", "renamed": "· ", "looked up": "· ", "changed": "≠ ", "only left": "- ", "only right": "+ "}
+SIGNS = {
+    "same": "  ",
+    "renamed": "· ",
+    "looked up": "· ",
+    "changed": "≠ ",
+    "only left": "- ",
+    "only right": "+ ",
+}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,11 @@ def _diff_table(rows: list[dict[str, Any]], left: str, right: str, most_equal: i
 
 
 def _diff_row(row: dict[str, Any]) -> str:
-    kind = "cg-equal" if row["status"] in ("same", "renamed", "looked up") else f"cg-{row['status'].replace(' ', '-')}"
+    kind = (
+        "cg-equal"
+        if row["status"] in ("same", "renamed", "looked up")
+        else f"cg-{row['status'].replace(' ', '-')}"
+    )
     cells = "".join(f"<td><code>{escape(row[side])}</code></td>" for side in ("left", "right"))
     sign = f'<td class="cg-sign" title="{row["status"]}">{SIGNS[row["status"]]}</td>'
     return f'<tr class="{kind}">{sign}{cells}<td>{escape(row["what"])}</td></tr>'
