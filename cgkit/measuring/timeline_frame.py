@@ -241,7 +241,7 @@ def _lanes(
             names.append(f"{owner} · GPU {what} stream {on_stream}")
             continue
         tid, pid = raw.tids[what], raw.pids[raw.pid[row]]
-        called = "main" if tid == pid else raw.thread_names.get((pid, tid), "")
+        called = "main" if tid == pid and tid != 0 else raw.thread_names.get((pid, tid), "")
         called = "" if called.startswith("thread ") else called
         names.append(f"{owner} · thread {tid}" + (f" ({called})" if called else ""))
     return names, lane.reshape(-1).astype(np.int32)
