@@ -349,6 +349,11 @@ def _bill(timeline: Timeline, window: StepWindow, step: str, process: int, notes
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
     notes = [*notes, *_late(c, mine, window)]
+    if len(graphs):
+        notes.append(
+            "the profiler lists every kernel of a graph, which makes the graph launch itself dearer than it is "
+            "without it: compare with cgkit bench launch-overhead"
+        )
     return Bill(
         wall_us=window.wall_us,
         parts={part: intervals.length(cpu[part]) for part in (*CPU_PARTS, "unexplained")},
