@@ -286,3 +286,12 @@ def test_files_that_say_the_same_rank_are_kept_apart(tmp_path):
     per_lane = events.groupby("lane", observed=True)["process"].nunique()
     assert len(per_lane) == 4 and (per_lane == 1).all()
     assert Timeline.from_trace(paths[0]).events["lane"].iloc[0].startswith("rank 3 ·")
+
+
+def test_threads_that_torch_does_not_know_are_not_called_main():
+    events = [
+        {"ph": "X", "cat": "python_function", "name": "wait", "pid": 0, "tid": 0, "ts": 0, "dur": 9},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 5, "tid": 5, "ts": 1, "dur": 2},
+    ]
+    lanes = set(Timeline.from_events(events, python=True).events["lane"])
+    assert lanes == {"rank 0 · thread 0", "rank 0 · thread 5 (main)"}
