@@ -73,8 +73,8 @@ class Bill(Shown):
     the later of its end there and the end of the last GPU work that it launched. After the CPU's end the step
     waits for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
     annotations too, time is ``unexplained``. A copy call that blocks (``cudaMemcpy``, ``hipMemcpyWithStream``: no
-    "Async" in the name) is under ``copies`` with all of its wait. GPU work of an earlier step that runs within this one's time counts as
-    busy; ``kernels`` are those that this step launched (in a step that is a whole trace, all). Several GPUs of one
+    "Async" in the name) is under ``copies`` with all of its wait. GPU work of an earlier step that runs within
+    this one's time counts as busy; ``kernels`` are those that this step launched (in a step that is a whole trace, all). Several GPUs of one
     process are busy when any of them is.
 
     ``queue_depth``: ``median`` and ``max`` number of kernels launched and not yet started when a launch returns,
