@@ -69,13 +69,13 @@ _LATE_US = 1000.0
 class Bill(Shown):
     """Where the wall time of one step went; all times in microseconds.
 
-    ``parts`` (CPU) and ``gpu`` each add up to ``wall_us``, which runs from the step's begin on the CPU to
-    the later of its end there and the end of the last GPU work that it launched. After the CPU's end the step
-    waits for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
-    annotations too, time is ``unexplained``. A copy call that blocks (``cudaMemcpy``, ``hipMemcpyWithStream``: no
-    "Async" in the name) is under ``copies`` with all of its wait. GPU work of an earlier step that runs within
-    this one's time counts as busy; ``kernels`` are those that this step launched (in a step that is a whole trace, all). Several GPUs of one
-    process are busy when any of them is.
+    ``parts`` (CPU) and ``gpu`` each add up to ``wall_us``, which runs from the step's begin on the CPU to the
+    later of its end there and the end of the last GPU work that it launched. After the CPU's end the step waits
+    for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
+    annotations too, time is ``unexplained``. A copy call that blocks (``cudaMemcpy``, ``hipMemcpyWithStream``:
+    no "Async" in the name) is under ``copies`` with all of its wait. GPU work of an earlier step that runs
+    within this one's time counts as busy; ``kernels`` are those that this step launched (in a step that is a
+    whole trace, all). Several GPUs of one process are busy when any of them is.
 
     ``queue_depth``: ``median`` and ``max`` number of kernels launched and not yet started when a launch returns,
     ``median_ahead_us`` and ``max_ahead_us`` from a launch's return to its kernel's start. ``article_formula_us``: the
