@@ -316,3 +316,15 @@ def test_bill_of_nothing_but_zeros():
     one = whole(trace.timeline())
     assert one.wall_us == 0 and set(one.parts.values()) == {0.0}
     assert np.isfinite(one.to_frame()["share"]).all()
+
+
+def test_where_no_gpu_was_at_work_none_is_called_idle():
+    trace = Trace()
+    trace.op("aten::add", 0, 10)
+    one = trace.timeline().bill()
+    assert not one.saw_gpu
+    table = one.table()
+    assert set(table[""]) == {"wall", "cpu", "launches"} | ({""} & set(table[""]))
+    assert "idle" not in repr(one) and "queue" not in repr(one)
+    eager_step(trace, 100, kernels=2)
+    assert trace.timeline().bill().saw_gpu and "gpu" in set(trace.timeline().bill().table()[""])

@@ -193,4 +193,15 @@ def _unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 def open_cache(key: CacheKey) -> CompileCache | None:
     """The cache of ``key``, or None where it is turned off."""
-    return None if places.disabled() else CompileCache(key)
+    if places.disabled():
+        return None
+    _asked[:] = [key]
+    return CompileCache(key)
+
+
+_asked: list[CacheKey] = []
+
+
+def last_asked() -> CacheKey | None:
+    """The key whose cache was opened last in this process."""
+    return _asked[0] if _asked else None
