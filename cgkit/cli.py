@@ -281,7 +281,9 @@ class _Dedup:
         parser.add_argument(
             "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
         )
-        parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
+        parser.add_argument(
+            "--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"]
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> dict[str, Any]:
