@@ -19,6 +19,7 @@ from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
+from cgkit.compiling.passes import PassReports
 from cgkit.errors import CgkitError, CompileError
 from cgkit.splitting.matching import operator_names
 
@@ -36,6 +37,7 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+    reports: PassReports = PassReports()  # what the graph passes did to it
     loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 
     @property
@@ -117,7 +119,16 @@ class CompilerManager:
         seconds = time.perf_counter() - started
         events.emit(events.ArtifactLoaded(name, shape, key.digest, str(found.path), seconds))
         return CompiledPiece(
-            name, shape, found.runnable, key, name, self.adaptor.name, seconds, found.kernels, loaded=True
+            name,
+            shape,
+            found.runnable,
+            key,
+            name,
+            self.adaptor.name,
+            seconds,
+            found.kernels,
+            reports=PassReports.from_dicts(found.reports),
+            loaded=True,
         )
 
     def _save(self, piece: CompiledPiece) -> None:
@@ -126,7 +137,7 @@ class CompilerManager:
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
         if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
             return
-        path = self.cache.save(piece.key, piece.runnable, piece.kernels)
+        path = self.cache.save(piece.key, piece.runnable, piece.kernels, piece.reports.as_dicts())
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
             events.emit(events.CacheEntryUpdated(digest))
@@ -159,6 +170,7 @@ def _compile(
     key: ContentKey,
 ) -> CompiledPiece:
     start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+    adaptor.take_reports()  # of a compilation that failed
     fixed = torch_hooks.specialised_symbols(fake_mode)
     assumed = len(torch_hooks.shape_guards(fake_mode))
     try:
@@ -166,6 +178,8 @@ def _compile(
     except CgkitError:
         raise
     except Exception as error:
+        if isinstance(inner := getattr(error, "inner_exception", None), CgkitError):
+            raise inner from error  # a graph pass of ours, inside Inductor
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
@@ -187,4 +201,5 @@ def _compile(
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
         assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+        reports=adaptor.take_reports(),
     )

@@ -67,12 +67,20 @@ from cgkit.torch_hooks.operators import (
     has_python_kernel,
     is_composite,
     mutated_arguments,
+    number_of_returns,
     operator_of,
     register_fake_in,
     resolve_overload,
     returns_several,
     run_cpu_kernel,
     written_arguments,
+)
+from cgkit.torch_hooks.passes import (
+    auto_functionalized,
+    auto_functionalized_v2,
+    custom_graph_pass,
+    lowered_mutations,
+    scaled_mm,
 )
 from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
@@ -84,6 +92,7 @@ from cgkit.torch_hooks.symbols import (
     substitute_symbols,
     symbol_facts,
     symbolic_expression,
+    without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
 from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
@@ -98,6 +107,8 @@ __all__ = [
     "SideEffect",
     "TorchDispatchMode",
     "artifact_bytes",
+    "auto_functionalized",
+    "auto_functionalized_v2",
     "bound_argument",
     "codegen_of",
     "compile_lock",
@@ -105,6 +116,7 @@ __all__ = [
     "cpp_compiler_version",
     "cpu_vector_isa",
     "current_raw_stream",
+    "custom_graph_pass",
     "data_dependence_errors",
     "destroy_library",
     "drop_all_guards",
@@ -130,10 +142,12 @@ __all__ = [
     "is_fake",
     "lean_global",
     "load_artifact",
+    "lowered_mutations",
     "mark_dynamic",
     "missing_fake_errors",
     "mutated_arguments",
     "new_fake_mode",
+    "number_of_returns",
     "operator_of",
     "original_of_compiled",
     "placeholder_source",
@@ -150,6 +164,7 @@ __all__ = [
     "returns_several",
     "run_cpu_kernel",
     "running_fake",
+    "scaled_mm",
     "shape_guards",
     "specialised_symbols",
     "standalone_compile",
@@ -164,5 +179,6 @@ __all__ = [
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",
+    "without_new_guards",
     "written_arguments",
 ]
