@@ -54,9 +54,9 @@ def auto_functionalized_v2() -> Any:
     return getattr(torch.ops.higher_order, "auto_functionalized_v2", None)
 
 
-def lowered_mutations(graph: fx.Graph) -> fx.Graph:
+def lowered_mutations(graph: fx.Graph, before: Callable[[fx.Graph], Any] | None = None) -> fx.Graph:
     """A copy of a post-grad graph after Inductor has made its in-place writes of it: what could be re-inplaced
-    is, and the rest are ``clone``s before the operator.
+    is, and the rest are ``clone``s before the operator. ``before``: a pass to run on the copy first.
 
     To be called where Inductor calls a post-grad pass (its state is asked for). Run on torch 2.13 (CPU).
     """
@@ -69,6 +69,8 @@ def lowered_mutations(graph: fx.Graph) -> fx.Graph:
     own = fx.GraphModule(graph.owning_module, copy.deepcopy(graph))
     for old, new in zip(graph.nodes, own.graph.nodes):
         new.meta = copy.copy(old.meta)
+    if before is not None:
+        before(own.graph)
     try:
         updater = FakeTensorUpdater(own.graph)
     except (TypeError, AttributeError):  # it takes the module on other versions

@@ -7,13 +7,16 @@ from cgkit.compiling.passes.fuse_attn_quant import AttentionQuantFusion
 from cgkit.compiling.passes.fuse_norm_quant import RMSNormQuantFusion
 from cgkit.compiling.passes.manager import PostGradPassManager, run_pass
 from cgkit.compiling.passes.noop import NoOpElimination
+from cgkit.compiling.passes.preview import preview_passes
 from cgkit.compiling.passes.report import PassReport, PassReports, graph_text
+from cgkit.compiling.passes.v2_cost import FunctionalizationCost, functionalization_cost
 
 __all__ = [
     "ActivationQuantFusion",
     "AttentionQuantFusion",
     "FixFunctionalization",
     "FunctionPass",
+    "FunctionalizationCost",
     "GraphPass",
     "NoOpElimination",
     "PassReport",
@@ -21,5 +24,7 @@ __all__ = [
     "PostGradPassManager",
     "RMSNormQuantFusion",
     "graph_text",
+    "functionalization_cost",
+    "preview_passes",
     "run_pass",
 ]

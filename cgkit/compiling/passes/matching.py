@@ -20,6 +20,15 @@ from cgkit.compiling.passes.graphs import tensor_value
 
 aten = torch.ops.aten
 CONVERT = torch.ops.prims.convert_element_type.default
+#: Memory that holds nothing yet, and the sizes that it was asked for with.
+BUFFERS = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    torch.ops.prims.empty_strided.default,
+    aten.new_empty.default,
+    aten.sym_size.int,
+)
 CASTS = (CONVERT, aten._to_copy.default)
 
 
@@ -185,9 +194,11 @@ def used_elsewhere(nodes: Iterable[fx.Node], allowed: Iterable[fx.Node]) -> list
 
 
 def erase_unused(nodes: Iterable[fx.Node]) -> None:
-    """Erases those of ``nodes`` that nobody uses any more, the last first."""
+    """Erases those of ``nodes`` that nobody uses any more, the last first, and buffers that were for them alone."""
     left = list(dict.fromkeys(nodes))
     while dead := [node for node in left if not node.users]:
         for node in dead:
+            buffers = [source for source in node.all_input_nodes if source.target in BUFFERS]
             node.graph.erase_node(node)
             left.remove(node)
+            left += [buffer for buffer in buffers if buffer not in left]
