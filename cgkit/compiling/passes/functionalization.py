@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.passes.base import GraphPass
-from cgkit.compiling.passes.graphs import VIEWS, positions, root_of, views_of
+from cgkit.compiling.passes.graphs import VIEWS, insert, positions, root_of, views_of
 from cgkit.compiling.passes.matching import written_index
 
 
 class FixFunctionalization(GraphPass):
-    """Unwraps each ``auto_functionalized`` call whose written arguments nobody else looks at.
+    """Unwraps each ``auto_functionalized`` call, in place where nobody else looks at what it writes.
 
-    A call is left to Inductor, with a note in the report, if it writes a graph's input or something that is
-    read later: there a copy is needed, or a proof that this pass does not attempt.
+    Where somebody does (it is an input of the graph, or read later), the call writes a copy, and the report says
+    so. Nothing is left to Inductor's own lowering of the first version: on torch 2.13 that gives wrong numbers for an
+    operator that writes a slice of a buffer which Inductor computes (seen on the CPU).
     """
 
     name = "fix_functionalization"
@@ -35,40 +37,68 @@ class FixFunctionalization(GraphPass):
 
     def _unwrap(self, graph: fx.Graph, call: fx.Node, where: dict[fx.Node, int]) -> bool:
         op: Any = call.args[0]
-        results: dict[int, fx.Node] = {}
-        for user in list(call.users):
-            if user.op != "call_function" or getattr(user.target, "__name__", "") != "getitem":
-                return self._left(call, "its result is used as a whole")
-            index = user.args[1]
-            if index in results:
-                user.replace_all_uses_with(results[index])
-                graph.erase_node(user)
-            else:
-                results[index] = user
-        written = torch_hooks.mutated_arguments(op)
-        bases = {name: call.kwargs.get(name) for name in written}
-        if any(index < torch_hooks.number_of_returns(op) for index in results):
-            return self._left(call, "it returns a value as well")
-        for name, base in bases.items():
-            if isinstance(base, fx.Node) and (why := _why_not(call, base, where)):
-                return self._left(call, f"{name} {why}")
-            if base is not None and not isinstance(base, fx.Node):
-                return self._left(call, f"{name} is no single tensor")
-        roots = [root_of(base) for base in bases.values() if isinstance(base, fx.Node)]
-        if len(set(roots)) < len(roots):
-            return self._left(call, "two of its out-parameters share memory")
+        results = _results(graph, call)
+        names = torch_hooks.mutated_arguments(op)
+        written = {name: call.kwargs[name] for name in names if call.kwargs.get(name) is not None}
+        if results is None or not all(isinstance(base, fx.Node) for base in written.values()):
+            self.notes.append(f"{op} is left to Inductor: it writes a list, or its result is used as a whole")
+            return False
         with graph.inserting_before(call):
-            where[graph.call_function(op, (), dict(call.kwargs))] = where[call]
+            bases = self._bases(graph, call, written, where)  # type: ignore[arg-type]
+            unwrapped = graph.call_function(op, (), {**call.kwargs, **bases})
+        where[unwrapped] = where[call]
         for name, base in bases.items():
-            if (new := results.get(written_index(op, name))) is not None and isinstance(base, fx.Node):
-                new.replace_all_uses_with(base)
-                graph.erase_node(new)
+            self._take(graph, results.get(written_index(op, name)), base)
+        returns = torch_hooks.number_of_returns(op)
+        for index in range(returns):
+            if (old := results.get(index)) is not None:
+                if returns == 1:
+                    unwrapped.meta = dict(old.meta)
+                    self._take(graph, old, unwrapped)
+                else:
+                    old.args = (unwrapped, index)
+        for rest in [user for user in call.users if not user.users]:
+            graph.erase_node(rest)
         graph.erase_node(call)
         return True
 
-    def _left(self, call: fx.Node, why: str) -> bool:
-        self.notes.append(f"{call.args[0]} is left to Inductor: {why}")
-        return False
+    def _bases(
+        self, graph: fx.Graph, call: fx.Node, written: dict[str, fx.Node], where: dict[fx.Node, int]
+    ) -> dict[str, fx.Node]:
+        """What the unwrapped call writes: its own arguments, or copies of them."""
+        bases: dict[str, fx.Node] = {}
+        roots: set[fx.Node] = set()
+        for name, base in written.items():
+            why = _why_not(call, base, where)
+            if not why and root_of(base) in roots:
+                why = "shares memory with another one"
+            roots.add(root_of(base))
+            if why:
+                self.notes.append(f"{call.args[0]} writes a copy: {name} {why}")
+                base = insert(graph, torch.ops.aten.clone.default, (base,))
+                where[base] = where[call]
+            bases[name] = base
+        return bases
+
+    def _take(self, graph: fx.Graph, old: fx.Node | None, new: fx.Node) -> None:
+        if old is not None:
+            old.replace_all_uses_with(new)
+            graph.erase_node(old)
+
+
+def _results(graph: fx.Graph, call: fx.Node) -> dict[int, fx.Node] | None:
+    """The ``getitem`` of each result that is used; None if the call is used in another way."""
+    results: dict[int, fx.Node] = {}
+    for user in list(call.users):
+        if getattr(user.target, "__name__", "") != "getitem":
+            return None
+        index: int = user.args[1]  # type: ignore[assignment]
+        if index in results:
+            user.replace_all_uses_with(results[index])
+            graph.erase_node(user)
+        else:
+            results[index] = user
+    return results
 
 
 def _why_not(call: fx.Node, base: fx.Node, where: dict[fx.Node, int]) -> str:

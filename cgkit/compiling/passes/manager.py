@@ -24,7 +24,7 @@ from cgkit.compiling.passes.fuse_norm_quant import RMSNormQuantFusion
 from cgkit.compiling.passes.noop import NoOpElimination
 from cgkit.compiling.passes.report import PassReport, PassReports, graph_text
 from cgkit.config import PASSES
-from cgkit.errors import CompileError
+from cgkit.errors import CompileError, ConfigError
 
 _BUILT_IN: dict[str, type[GraphPass]] = {
     "noop": NoOpElimination,
@@ -62,6 +62,13 @@ class PostGradPassManager:
             )
         if fusions and "fix_functionalization" not in names:
             self.passes.append(FixFunctionalization())
+        elif fusions and names.index("fix_functionalization") < names.index(fusions[-1]):
+            raise ConfigError(
+                f"passes={names}: 'fix_functionalization' stands before {fusions[-1]!r}, whose operators would stay "
+                "functional; put it after the fusions, or leave it out (it is then put last)"
+            )
+        #: Whether auto-functionalisation V2 is off: the passes know the first version.
+        self.needs_v1 = any(isinstance(each, FixFunctionalization) for each in self.passes)
         self._reports: list[PassReport] = []
 
     def uuid(self) -> str:
@@ -71,11 +78,12 @@ class PostGradPassManager:
 
     def inductor_options(self) -> dict[str, Any]:
         """The options that put the passes into Inductor."""
-        return {
-            "post_grad_custom_post_pass": torch_hooks.custom_graph_pass(self, self.uuid()),
-            # its first version names each written argument in the graph; passes match and undo that one
-            "enable_auto_functionalized_v2": False,
+        options: dict[str, Any] = {
+            "post_grad_custom_post_pass": torch_hooks.custom_graph_pass(self, self.uuid())
         }
+        if self.needs_v1:
+            options["enable_auto_functionalized_v2"] = False
+        return options
 
     def __call__(self, graph: fx.Graph) -> None:
         """Runs all passes over ``graph``.

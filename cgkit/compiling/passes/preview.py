@@ -36,7 +36,7 @@ def preview_passes(split: SplitGraph, passes: Sequence[Any]) -> dict[str, PassRe
     for backend in backends:
         owner = backend.general.owner
         if owner not in reports:
-            in_post_grad(backend, manager)
+            in_post_grad(backend, manager, functionalization_v2=not manager.needs_v1)
             reports[owner] = manager.take_reports()
         reports[backend.name] = reports[owner]
     return reports

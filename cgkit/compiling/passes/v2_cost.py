@@ -120,5 +120,11 @@ def _bytes(node: fx.Node, num_tokens: int) -> int:
         value = tensor_value(node.args[0])
     if value is None:
         return 0
-    sizes = [size if isinstance(size, int) else num_tokens for size in value.shape]
-    return torch.Size(sizes).numel() * value.element_size()
+    return torch.Size(_number(size, num_tokens) for size in value.shape).numel() * value.element_size()
+
+
+def _number(size: Any, num_tokens: int) -> int:
+    if isinstance(size, int):
+        return size
+    expression = torch_hooks.symbolic_expression(size)
+    return int(expression.subs({symbol: num_tokens for symbol in expression.free_symbols}))
