@@ -44,6 +44,7 @@ from cgkit.torch_hooks.fakes import (
 )
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
+    bytes_accessed,
     find_cpp_compiler,
     generated_kernels,
     inductor_options,
@@ -110,6 +111,7 @@ __all__ = [
     "auto_functionalized",
     "auto_functionalized_v2",
     "bound_argument",
+    "bytes_accessed",
     "codegen_of",
     "compile_lock",
     "count_bytecode_hooks",
