@@ -36,6 +36,9 @@ _WHERE = {
     ),
     "measuring.predict_pool": "predict_pool",
     "serving": "Runner SamplingParams load_model",
+    "measuring.compile_log": "CompilationLog record_compilation",
+    "measuring.expected_counters": "counters_table",
+    "measuring.explain": "explain",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _MODULES = ("recordings",)
@@ -71,6 +74,9 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         measure_launch_overhead,
         profile_step,
     )
+    from cgkit.measuring.compile_log import CompilationLog, record_compilation
+    from cgkit.measuring.expected_counters import counters_table
+    from cgkit.measuring.explain import explain  # type: ignore[no-redef]
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model

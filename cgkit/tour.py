@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,14 @@ from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode, who
 from cgkit.counters import compilation_counter
 from cgkit.errors import CgkitError, ConfigError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.measuring.compile_log import CompilationLog, record_compilation
+from cgkit.measuring.expected_counters import counters_table
+from cgkit.measuring.profile_step import profile_step
+from cgkit.measuring.timeline import Timeline
 from cgkit.serving import LoadedModel, Request, Runner, Scheduled, chat_prompt, load_model
+
+if TYPE_CHECKING:
+    from cgkit.plotting.tour_page import TourData
 
 #: Short names for the command line.
 MODELS = {"smollm2": "smollm2-135m-instruct"}
@@ -149,15 +156,18 @@ def tour(
     before = compilation_counter.clone()
     with clock.stage("loading"), _progress("loading", model):
         loaded = load_model(MODELS.get(model, model), device=where)
-    runner, eager, ledger = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
+    with record_compilation() as log:
+        runner, eager, ledger = _build(loaded, len(prompts), tokens, tuple(sizes), clock)
     lanes = [_Lane(mode, eager if mode == "eager" else runner) for mode in MODES]
     with clock.stage("answering"):
         questions = [chat_prompt(loaded.tokenizer, prompt) for prompt in prompts]
         _race(lanes, questions, tokens)
-    data = _data(loaded, runner, lanes, ledger, clock, prompts, tokens, where)
+    data = _data(loaded, runner, lanes, ledger, log, prompts, tokens, where)
+    with clock.stage("profiling"):
+        data.bill_table, data.step_pictures = _profiled(lanes, data)
     data.command = _command(model, device, tokens)
     counters = {name: count - getattr(before, name) for name, count in compilation_counter.as_dict().items()}
-    data.counters = _frame(counter=list(counters), count=list(counters.values()))
+    data.counters = counters_table(runner.executor, counters).to_frame()
     from cgkit.plotting.tour_page import tour_page
 
     data.stages = _frame(stage=list(clock.seconds), seconds=list(clock.seconds.values()))
@@ -218,16 +228,9 @@ class _Lane:
         """Runs one step, timed until its tokens are on the host."""
         total = sum(count for _, count in batch)
         uniform = total == len(batch)
-        mode, key, padded = self._route(total, uniform)
-        runner = self.runner
+        route = self._route(total, uniform)
         start = time.perf_counter()
-        with torch.no_grad():
-            metadata = runner.inputs.fill(batch, padded, decode_only=uniform)
-            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                inputs = runner.inputs.input_ids[:padded], runner.inputs.positions[:padded]
-                hidden = runner.executor.forward(*inputs)
-            last = hidden[runner.inputs.last_token_rows(len(batch))]
-            new = runner.model.compute_logits(last).argmax(-1).tolist()
+        new = self.run(batch, uniform, *route)
         ms = (time.perf_counter() - start) * 1000
         for (request, count), token in zip(batch, new):
             request.advance(count, token)
@@ -236,11 +239,36 @@ class _Lane:
                 "kind": "decode" if uniform else "prefill",
                 "num_reqs": len(batch),
                 "num_tokens": total,
-                "num_padded_tokens": padded,
-                "mode": mode.name,
+                "num_padded_tokens": route[2],
+                "mode": route[0].name,
                 "ms": ms,
             }
         )
+
+    def run(
+        self,
+        batch: list[Scheduled],
+        uniform: bool,
+        mode: CUDAGraphMode,
+        key: BatchDescriptor | None,
+        padded: int,
+    ) -> list[int]:
+        """The new token of each request; nothing is advanced."""
+        runner = self.runner
+        with torch.no_grad():
+            metadata = runner.inputs.fill(batch, padded, decode_only=uniform)
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                inputs = runner.inputs.input_ids[:padded], runner.inputs.positions[:padded]
+                hidden = runner.executor.forward(*inputs)
+            last = hidden[runner.inputs.last_token_rows(len(batch))]
+            return runner.model.compute_logits(last).argmax(-1).tolist()
+
+    def profiled(self, about: dict[str, Any]) -> Timeline:
+        """The last decode step of all requests, again and again under the profiler."""
+        batch = [Scheduled(request, 1) for request in self.requests]
+        route = self._route(len(batch), True)
+        told = about | {"mode": self.mode, "batch": f"{len(batch)} requests"}
+        return profile_step(lambda: self.run(batch, True, *route), steps=3, warmup=1, about=told)
 
     def _route(self, tokens: int, uniform: bool) -> tuple[CUDAGraphMode, BatchDescriptor | None, int]:
         """FULL goes where the dispatcher says; PIECEWISE to the graph of the same size for any batch."""
@@ -275,16 +303,40 @@ def _race(lanes: Sequence[_Lane], prompts: Sequence[str], tokens: int) -> None:
         events.emit(events.Progress("answering", total, total, "all answers have ended"))
 
 
+def _profiled(lanes: Sequence[_Lane], data: TourData) -> tuple[Any, list[tuple[Any, str]]]:
+    """The bill of a decode step in each mode as a table, and two pictures with what they show in words.
+
+    The very last thing that runs: where the profiler has run, launches cost more.
+    """
+    from cgkit.measuring import bill
+    from cgkit.measuring.bill_table import reading_table
+
+    about = {"model": data.model, "device": data.device, "emulated": data.emulated}
+    timelines = []
+    for number, lane in enumerate(lanes):
+        events.emit(events.Progress("profiling", number, len(lanes), lane.mode))
+        timelines.append(lane.profiled(about))
+    events.emit(events.Progress("profiling", len(lanes), len(lanes)))
+    bills = [timeline.bill() for timeline in timelines]
+    shown = [(t, lane.mode) for t, lane in zip(timelines, lanes) if lane.mode in ("eager", "FULL")]
+    deep = 6 if data.emulated else 3  # without a GPU there is only the CPU's side to look at
+    against = Timeline.plot_against([t for t, _ in shown], [mode for _, mode in shown], most_deep=deep)
+    return reading_table(bills), [
+        (against, "A step of eager PyTorch above one of the full graph, on one time axis"),
+        (bill.plot(bills), "Stacked bars: where the wall time of a step went, mode by mode"),
+    ]
+
+
 def _data(
     loaded: LoadedModel,
     runner: Runner,
     lanes: Sequence[_Lane],
     ledger: Any,
-    clock: _Clock,
+    log: CompilationLog,
     prompts: Sequence[str],
     tokens: int,
     device: torch.device,
-) -> Any:
+) -> TourData:
     from cgkit.measuring.padding import coverage, padding
     from cgkit.measuring.waterfall import waterfall
     from cgkit.plotting.tour_page import TourData
@@ -310,6 +362,9 @@ def _data(
         tokens_equal=equal,
         nodes=traced.to_frame(),
         pieces=split.to_frame(),
+        edges=split.edges_frame(),
+        opened={piece.name: split.nodes_frame(piece) for piece in split.pieces[:3]},
+        log=log.to_frame(),
         compilations=compiled.to_frame(),
         captures=ledger.to_frame(),
         memory=waterfall(runner).to_frame(),
@@ -366,19 +421,20 @@ class _Clock:
 
 @contextmanager
 def _cold_cache() -> Iterator[None]:
-    """An empty Inductor cache for the block: each tour compiles from nothing, so that its seconds can be
-    compared. The folder goes with the process, because compiled code may be loaded from it late."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before, folder = os.environ.get(name), tempfile.mkdtemp(prefix="cgkit-tour-")
+    """Empty caches for the block, cgkit's and Inductor's: each tour compiles from nothing, so that its seconds
+    can be compared. The folder goes with the process, because compiled code may be loaded from it late."""
+    names = ("CGKIT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    before, folder = {name: os.environ.get(name) for name in names}, tempfile.mkdtemp(prefix="cgkit-tour-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ[name] = folder
+    os.environ.update(dict.fromkeys(names, folder))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

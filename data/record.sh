@@ -36,7 +36,7 @@ step() { # NAME SECONDS COMMAND...: one step, its output in NAME.txt, its exit s
   echo "$name: exit status $?: $*" >>"$out/status.txt"
 }
 : >"$out/status.txt"
-for part in ${PARTS:-tests launch modes tour notebook}; do
+for part in ${PARTS:-tests launch modes seeing events_off tour notebook}; do
   case $part in
     tests) # the test that fills the whole GPU runs alone
       step tests 400 python3 -m pytest -m gpu tests -q --tb=short -p no:cacheprovider -n "${JOBS:-4}" \
@@ -45,6 +45,8 @@ for part in ${PARTS:-tests launch modes tour notebook}; do
         -p no:cacheprovider ;;
     modes) step modes 240 python3 -m cgkit bench modes --json ;;
     seeing) step seeing 330 python3 data/record_seeing.py "$out/seeing" ;; # traces, launches, crossover, memory
+    seeing) step seeing 400 python3 data/record_seeing.py "$out/seeing" ;;
+    events_off) step events_off 90 python3 -m cgkit bench events-off --json ;;
     launch) step launch 60 python3 -c "
 import json
 from cgkit.kernels.bench import bench_launch

@@ -9,6 +9,7 @@ import torch
 
 from cgkit import events
 from cgkit.errors import CgkitError, ConfigError
+from cgkit.plotting.style import title_of
 from cgkit.tour import MODES, tour
 
 KEYS = [
@@ -75,9 +76,18 @@ def test_the_page_has_each_stage_and_says_that_graphs_are_emulated(toured):
     page = toured[1].read_text()
     for title in ("Traced", "Split", "Compiled", "Captured", "Dispatched and replayed", "Counters"):
         assert f"{title}</h2>" in page
+    assert "The bill of a step</h2>" in page and "There is no GPU here" in page
     assert "graphs are emulated" in page
     assert "The weights are random" in page
     assert len(page) < 1_000_000
+
+
+def test_a_step_is_billed_in_each_mode(toured):
+    bills = toured[0].data.bill_table
+    assert [column for column in bills if column not in ("", "part")] == list(MODES)
+    (against, _), (bars, _) = toured[0].data.step_pictures
+    assert "eager against FULL" in title_of(against)
+    assert {label.get_text() for label in bars.get_yticklabels()} == {"CPU"}  # no GPU: no bar that says idle
 
 
 def test_the_terminal_table_says_so_too(toured):
@@ -90,7 +100,7 @@ def test_the_terminal_table_says_so_too(toured):
 
 def test_each_stage_that_takes_seconds_tells_how_far_it_is(toured):
     ended = {event.stage for event in toured[2] if event.done == event.total}
-    assert {"loading", "tracing", "compiling", "capturing", "answering"} <= ended
+    assert {"loading", "tracing", "compiling", "capturing", "answering", "profiling"} <= ended
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

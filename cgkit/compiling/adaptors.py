@@ -108,7 +108,11 @@ class InductorStandaloneAdaptor(CompilerInterface):
     def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
         options = inductor_options_for(self._options, runtime_shape)
         passes = {"passes": self.passes} if self.passes is not None else {}
-        return {"adaptor": self.name, **{f"inductor {name}": value for name, value in options.items()}, **passes}
+        return {
+            "adaptor": self.name,
+            **{f"inductor {name}": value for name, value in options.items()},
+            **passes,
+        }
 
     def take_reports(self) -> PassReports:
         return self.passes.take_reports() if self.passes is not None else PassReports()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import enum
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -210,7 +210,7 @@ class _Text:
             return "{" + ", ".join(f"{self.of(k)}: {self.of(v, number)}" for k, v in value.items()) + "}"
         if value is Ellipsis or isinstance(value, range):
             return repr(value)
-        if isinstance(uuid := getattr(value, "uuid", None), Callable) and (known := uuid()) is not None:
+        if callable(uuid := getattr(value, "uuid", None)) and (known := uuid()) is not None:
             return f"{type(value).__qualname__} {known}"  # a graph pass names itself
         if callable(value) and not isinstance(value, torch.nn.Module):
             return self.function(value)

@@ -16,7 +16,6 @@ from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
-import torch
 from torch import Tensor
 from torch.library import Library, infer_schema
 

@@ -2,7 +2,8 @@
 
 One process, one model; each variant traces and compiles it for itself, without any cache, and records one full
 graph. Steps are timed in turn (:mod:`cgkit.measuring.decode_bench`); the profiler runs last, since it makes later
-launches dearer. The article gives no figure for its passes; vLLM's blog of 2025-08-20 says up to 8 % for SiLU + quantisation.
+launches dearer. The article gives no figure for its passes; vLLM's blog
+(2025-08-20) says up to 8 % for SiLU + quantisation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from cgkit import torch_hooks
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
 from cgkit.measuring.decode_bench import PROFILED, Step, shape_of, timed
@@ -70,7 +71,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return measure(args, configs, scheme=args.scheme)
 
 
-def measure(args: argparse.Namespace, configs: Mapping[str, Mapping[str, Any]], scheme: str | None) -> dict[str, Any]:
+def measure(
+    args: argparse.Namespace, configs: Mapping[str, Mapping[str, Any]], scheme: str | None
+) -> dict[str, Any]:
     """One model under several configurations.
 
     Rows: ``variant``, ``batch``, ``wall_ms`` and ``cpu_ms`` (a step up to the last norm, one full graph), ``compile_s``
@@ -111,7 +114,9 @@ class _Variant:
 
     def __init__(self, name: str, model: Llama, args: argparse.Namespace, fields: dict[str, Any]) -> None:
         self.name, self.args = name, args
-        config = CompilationConfig(cudagraph_mode="FULL", cudagraph_capture_sizes=tuple(args.batches), **fields)
+        config = CompilationConfig(
+            cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=tuple(args.batches), **fields
+        )
         length = args.context + 64
         self.runner = Runner(
             model,
@@ -144,14 +149,23 @@ class _Variant:
         each = -(-(length + 1) // runner.kv_cache.block_size)
         scheduled = [
             Scheduled(
-                Request([1] * (length + 1), 2, blocks=list(range(1 + i * each, 1 + (i + 1) * each)), num_computed=length),
+                Request(
+                    [1] * (length + 1),
+                    2,
+                    blocks=list(range(1 + i * each, 1 + (i + 1) * each)),
+                    num_computed=length,
+                ),
                 1,
             )
             for i in range(batch)
         ]
         metadata = runner.inputs.fill(scheduled, batch, decode_only=True)
         mode, key, _ = self.executor.route(batch, True)
-        ids, positions, forward = runner.inputs.input_ids[:batch], runner.inputs.positions[:batch], self.executor.forward
+        ids, positions, forward = (
+            runner.inputs.input_ids[:batch],
+            runner.inputs.positions[:batch],
+            self.executor.forward,
+        )
         key = key or BatchDescriptor(batch, True)
 
         def step() -> Any:
@@ -183,7 +197,9 @@ def _timed_rows(variants: Sequence[_Variant], args: argparse.Namespace, cuda: bo
             rows.append({**row, **variant.row(variants[0])})
     if cuda:
         busy = {
-            (variant.name, batch): _busy(variant.step(batch), layers) for variant in variants for batch in args.batches
+            (variant.name, batch): _busy(variant.step(batch), layers)
+            for variant in variants
+            for batch in args.batches
         }
         for row in rows:
             row.update(busy[row["variant"], row["batch"]])

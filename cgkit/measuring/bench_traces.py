@@ -162,8 +162,7 @@ def compare(path: str, hta_python: str = sys.executable) -> pd.DataFrame:
 
 def _launch_time(table: pd.DataFrame) -> float:
     """Of calls, each counted once however many kernels it launched; the bill's numbers, not HTA's."""
-    replays = table[table["kind"] == "graph_launch"].drop_duplicates(["process", "launch_us"])
-    return float(table.loc[table["kind"] != "graph_launch", "launch_us"].sum() + replays["launch_us"].sum())
+    return float(table.drop_duplicates("launched_by")["launch_us"].sum())
 
 
 def _idle(found: dict[str, Any], category: str) -> float | None:

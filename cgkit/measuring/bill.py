@@ -168,6 +168,8 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting.style import About
 
     frames = [one.to_frame().assign(mode=name) for name, one in zip(names_of(bills), bills)]
+    if not any(one.kernels for one in bills):  # no GPU was at work: a bar that calls it idle would mislead
+        frames = [frame[frame["side"] == "cpu"] for frame in frames]
     keys = ("model", "mode", "batch", "device", "recorded")
     common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
     about = About(
@@ -342,6 +344,11 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
     notes = [*notes, *_late(c, mine, window)]
+    if len(graphs):
+        notes.append(
+            "the profiler lists every kernel of a graph, which makes the graph launch itself dearer than it is "
+            "without it: compare with cgkit bench launch-overhead"
+        )
     return Bill(
         wall_us=window.wall_us,
         parts={part: intervals.length(cpu[part]) for part in (*CPU_PARTS, "unexplained")},

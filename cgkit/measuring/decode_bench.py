@@ -171,6 +171,8 @@ class DecodeBench:
             with set_forward_context(metadata):
                 return compiled(ids, positions)
 
+        with set_forward_context(metadata):
+            self.model(ids, positions)  # attention keeps a workspace: not one of CUDAGraph Trees' pool
         for _ in range(5):
             step()
         return step

@@ -46,6 +46,11 @@ class _Stripper(ast.NodeTransformer):
         reports = _asks(node.test, "has_readers") and not node.orelse
         return ast.copy_location(ast.Pass(), node) if reports else node
 
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        """``made if events.has_readers(...) else nothing`` is nothing."""
+        self.generic_visit(node)
+        return node.orelse if _asks(node.test, "has_readers") else node
+
 
 def _asks(node: ast.AST, name: str) -> bool:
     """Whether ``node`` is a call ``events.<name>(...)``."""

@@ -36,9 +36,10 @@ def launch_statistics(timeline: Timeline, *, like_hta: bool = False) -> pd.DataF
     """A row for each piece of GPU work whose launch is in the trace.
 
     Returns:
-        Columns ``name``, ``call``, ``kind`` (of the call), ``process``, ``launch_us`` (the call), ``run_us``,
-        ``delay_us`` (from the call's end to the work's start; negative if it starts before the call returns). The
-        kernels of a graph launch all have the one call's ``launch_us``: do not sum it over them.
+        Columns ``name``, ``call``, ``kind`` (of the call), ``process``, ``launched_by`` (its row), ``launch_us``,
+        ``run_us``, ``delay_us`` (from the call's end to the work's start; negative if it starts before the call
+        returns). The kernels of a graph launch all have the one call's ``launch_us``: sum it over
+        different ``launched_by``.
     """
     import pandas as pd
 
@@ -51,6 +52,7 @@ def launch_statistics(timeline: Timeline, *, like_hta: bool = False) -> pd.DataF
             "call": calls["name"].astype(str).to_numpy(),
             "kind": calls["kind"].astype(str).to_numpy(),
             "process": work["process"].to_numpy(),
+            "launched_by": work["launched_by"].to_numpy(),
             "launch_us": calls["dur_us"].to_numpy(),
             "run_us": work["dur_us"].to_numpy(),
             "delay_us": work["start_us"].to_numpy() - (calls["start_us"] + calls["dur_us"]).to_numpy(),

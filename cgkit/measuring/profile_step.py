@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -201,6 +202,7 @@ def _profile(step: Callable[[], Any], steps: int, python: bool) -> dict[str, Any
     """The chrome trace of ``steps`` steps, as data."""
     from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes its own progress to standard error
     activities, synchronize = [ProfilerActivity.CPU], _nothing
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

@@ -8,26 +8,27 @@ from cgkit.plotting import memory_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
-    counters,
     ms_per_token,
     padding_steps,
 )
+from cgkit.plotting.compile_gantt import compile_gantt
 from cgkit.plotting.folding import fold
 from cgkit.plotting.launch_charts import against_nodes, crossover, launch_costs, launch_overhead
 from cgkit.plotting.picture import Picture
-from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.split_graph import GraphPicture, split_graph
 from cgkit.plotting.style import About, save, style, svg, title_of
 from cgkit.plotting.tables import human_bytes, table, text_table
 from cgkit.plotting.timeline_chart import compare_timelines, timeline
 
 __all__ = [
     "About",
+    "GraphPicture",
     "Picture",
     "against_nodes",
     "capture_seconds",
     "compare_timelines",
+    "compile_gantt",
     "compile_times",
-    "counters",
     "crossover",
     "fold",
     "human_bytes",

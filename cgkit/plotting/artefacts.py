@@ -11,10 +11,11 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from cgkit.display import register_html
-from cgkit.plotting import charts, padding_charts
+from cgkit.display import register_drawing, register_html, register_page
+from cgkit.plotting import charts, compile_cards, padding_charts
+from cgkit.plotting.dump_page import dump_page
 from cgkit.plotting.picture import Picture
-from cgkit.plotting.split_graph import split_graph
+from cgkit.plotting.split_graph import GraphPicture, graph_picture, of_artefact
 from cgkit.plotting.style import About
 from cgkit.plotting.tables import NOTEBOOK_CSS, table
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 #: A cell stays small however deep the model is: so many rows at most.
 MANY = 60
+#: Of so many different pieces the operators are drawn.
+OPENED = 8
+#: More nodes than this are not drawn but listed, unless they are asked for.
+DRAWN = 150
 
 
 def _about(artefact: Any) -> About | None:
@@ -55,18 +60,51 @@ def traced_graph(artefact: Any) -> str:
         calls = frame[frame["op"].astype(str).str.startswith("call")]["operator"].astype(str)
         counts = calls.value_counts().rename_axis("operator").reset_index(name="times")
         parts.append(table(counts, rows=8))
-    shown = frame.drop(columns=["file"], errors="ignore").head(MANY)
+    if _has(frame, "role", "reads_from", "fetched_from") and len(frame) <= DRAWN:
+        parts.append(f"<details open><summary>drawn</summary>{traced_picture(artefact).svg()}</details>")
+    shown = frame.drop(
+        columns=["file", "role", "reads_from", "constants", "fetched_from"], errors="ignore"
+    ).head(MANY)
     rest = f"<p>{len(frame) - MANY} more: <code>.to_frame()</code></p>" if len(frame) > MANY else ""
     summary = f"the first {len(shown)} of {len(frame)} nodes" if rest else f"{len(frame)} nodes"
     parts.append(f"<details><summary>{summary}</summary>{table(shown, rows=MANY)}{rest}</details>")
     return _card(artefact, *parts)
 
 
+def traced_picture(artefact: Any, engine: str = "auto") -> GraphPicture:
+    """What ``traced.draw()`` gives: all operators of the one graph."""
+    frame = artefact.to_frame()
+    held = frame["fetched_from"].str.removeprefix("L['self'].")
+    return graph_picture(frame.assign(text=frame["source"], source=held), _about(artefact), engine=engine)
+
+
 def split_graph_card(artefact: Any) -> str:
-    """The pieces in order, equal ones in one colour, repeats folded."""
+    """The pieces in order, equal ones in one colour, repeats folded; each different one opens."""
     frame = artefact.to_frame()
     rows = f"<details><summary>{len(frame)} pieces</summary>{table(frame, rows=12)}</details>"
-    return _card(artefact, split_graph(frame, _about(artefact)), rows)
+    picture = split_picture(artefact)
+    return _card(artefact, picture.svg(), *opened_pieces(artefact, frame, picture), rows)
+
+
+def split_picture(artefact: Any, open: Any = (), engine: str = "auto") -> GraphPicture:
+    """What ``split.draw()`` gives."""
+    return of_artefact(artefact, _about(artefact), open=open, engine=engine)
+
+
+def opened_pieces(artefact: Any, frame: pd.DataFrame, picture: GraphPicture) -> list[str]:
+    """Each different piece with its operators, behind a line that opens it; coloured as in ``picture``."""
+    first = frame.drop_duplicates(["kind", "content"])
+    parts = []
+    for row in first.head(OPENED).to_dict("records"):
+        equal = int((frame["content"] == row["content"]).sum())
+        as_well = f", and {equal - 1} equal to it" if equal > 1 else ""
+        nodes = artefact.nodes_frame(row["piece"])
+        inside = picture.piece(row["piece"], nodes) if len(nodes) <= DRAWN else table(nodes, rows=20)
+        line = f"{escape(str(row['piece']))}{as_well}: {row['nodes']} node{'s' * (row['nodes'] != 1)}"
+        parts.append(f"<details><summary>{line}</summary>{inside}</details>")
+    if len(first) > OPENED:
+        parts.append(f"<p>{len(first) - OPENED} more different pieces: <code>.draw(open=[name])</code></p>")
+    return parts
 
 
 def compiled_graph(artefact: Any) -> str:
@@ -106,6 +144,11 @@ def measured(artefact: Any) -> str:
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
+
+
+def _carded(render: Callable[[Any], str]) -> Callable[[Any], str]:
+    """``render`` under the first line of the repr."""
+    return lambda artefact: _card(artefact, render(artefact))
 
 
 def launch_overhead(artefact: Any) -> str:
@@ -182,6 +225,12 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Bytecode": _carded(compile_cards.bytecode),
+    "CompilationLog": _carded(compile_cards.compilation_log),
+    "CountersTable": _carded(compile_cards.counters_table),
+    "Explanation": _carded(compile_cards.explanation),
+    "PieceDiff": _carded(compile_cards.piece_diff),
+    "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
     "Ledger": measured,
@@ -198,5 +247,10 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Bill": bill_card,
 }
 
+DRAWINGS: dict[str, Callable[..., Any]] = {"SplitGraph": split_picture, "TracedGraph": traced_picture}
+
+register_page("CompiledGraph", dump_page)
+for _name, _draw in DRAWINGS.items():
+    register_drawing(_name, _draw)
 for _name, _render in RENDERERS.items():
     register_html(_name, _render)

@@ -5,28 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting.style import INK, About, new_axes, put_title, style
+from cgkit.plotting.timeline_layout import GAPS, PAINTS
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-#: Part -> its words, colour and hatching. What the GPU waits for has the colour of what the CPU does meanwhile.
+#: Part -> its words, colour and hatching: those of the timeline, so that both pictures are read alike.
 LOOKS = {
-    "python": ("Python", "#e69f00", ""),
-    "dispatch": ("operators (dispatch)", "#f0e442", ""),
-    "guards": ("guards", "#cc79a7", ""),
-    "kernel_launches": ("kernel launches", "#0072b2", ""),
-    "graph_launches": ("graph launches", "#56b4e9", ""),
-    "copies": ("starting copies", "#d55e00", ""),
-    "runtime_other": ("other driver calls", "#999999", ""),
-    "waiting": ("waiting for the GPU", "#dfe3e8", "..."),
+    "python": ("Python", PAINTS["python"].colour, ""),
+    "dispatch": ("operators (dispatch)", PAINTS["op"].colour, "//"),
+    "guards": ("guards", PAINTS["guard"].colour, "xx"),
+    "kernel_launches": ("kernel launches", PAINTS["launch"].colour, ""),
+    "graph_launches": ("graph launches", PAINTS["graph_launch"].colour, "\\\\"),
+    "copies": ("starting copies", PAINTS["copy_call"].colour, ""),
+    "runtime_other": ("other driver calls", PAINTS["runtime"].colour, "||"),
+    "waiting": ("waiting for the GPU", PAINTS["sync"].colour, ".."),
     "unexplained": ("unexplained", "#57606a", "xx"),
-    "busy": ("GPU busy", "#009e73", ""),
-    "idle_launching": ("GPU idle: launching", "#9fc8e4", "///"),
-    "idle_python": ("GPU idle: Python", "#f7dfae", "///"),
-    "idle_sync": ("GPU idle: CPU waits", "#f3f4f6", "..."),
-    "idle_elsewhere": ("GPU idle: elsewhere", "#d0d0d0", "///"),
-    "idle_inside_graph": ("GPU idle: inside a graph", "#c9e6f7", "xxx"),
+    "busy": ("GPU busy", PAINTS["matrix"].colour, ""),
+    "idle_launching": ("GPU idle: CPU launching", GAPS["idle_launching"].colour, "//"),
+    "idle_python": ("GPU idle: CPU in Python or dispatch", GAPS["idle_python"].colour, ""),
+    "idle_sync": ("GPU idle: CPU waits", GAPS["idle_sync"].colour, ".."),
+    "idle_elsewhere": ("GPU idle: CPU elsewhere", GAPS["idle_elsewhere"].colour, "\\\\"),
+    "idle_inside_graph": ("GPU idle: inside a graph", GAPS["idle_inside_graph"].colour, "--"),
 }
 
 
@@ -46,15 +47,16 @@ def bill(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
         longest = frame.groupby(["mode", "side"])["us"].sum().max()
         scale, unit = (1000.0, "ms") if longest >= 1000 else (1.0, "µs")
         drawn: dict[str, Any] = {}
+        sides = [
+            (side, label) for side, label in (("cpu", "CPU"), ("gpu", "GPU")) if (frame["side"] == side).any()
+        ]
+        shifts = (-0.19, 0.19) if len(sides) == 2 else (0.0,)
         for i, mode in enumerate(modes):
-            for side, y in (("cpu", i - 0.19), ("gpu", i + 0.19)):
+            for (side, _), shift in zip(sides, shifts):
+                y = i + shift
                 rows = frame[(frame["mode"] == mode) & (frame["side"] == side)]
                 _stack(ax, y, dict(zip(rows["part"], rows["us"] / scale)), longest / scale, drawn)
-        ticks = [
-            (i + shift, label)
-            for i, _ in enumerate(modes)
-            for shift, label in ((-0.19, "CPU"), (0.19, "GPU"))
-        ]
+        ticks = [(i + shift, label) for i, _ in enumerate(modes) for (_, label), shift in zip(sides, shifts)]
         ax.set_yticks([y for y, _ in ticks], [label for _, label in ticks], fontsize=9)
         _names(ax, modes)
         ax.set_ylim(len(modes) - 0.5, -0.5)
@@ -78,7 +80,7 @@ def _stack(ax: Axes, y: float, parts: dict[str, float], longest: float, drawn: d
         )
         drawn.setdefault(part, bar)
         if width > 0.06 * longest:
-            dark = part in ("kernel_launches", "busy", "unexplained", "copies")
+            dark = part in ("kernel_launches", "graph_launches", "busy", "unexplained", "copies")
             ax.text(
                 left + width / 2,
                 y,

@@ -21,16 +21,6 @@ _styled = style.styled
 
 
 @_styled
-def counters(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
-    """How often each thing happened. ``frame``: columns ``counter`` and ``count``; zeros are left out."""
-    shown = frame[frame["count"] > 0]
-    ax = style.new_axes(ax, 8.4, 0.9 + 0.3 * max(len(shown), 1))
-    _bars(ax, list(shown["counter"]), list(shown["count"]), [style.COMPILED] * len(shown), "{:,.0f}")
-    put_title(ax, "What was counted", about)
-    return ax
-
-
-@_styled
 def compile_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """When each piece was compiled, one row a *different* piece; equal ones share it and cost nothing.
 

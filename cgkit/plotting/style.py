@@ -95,7 +95,8 @@ class About:
 
     def line(self) -> str:
         """All that is known, in one line: ``SmolLM2-135M · FULL · batch 8 · cpu · emulated graphs``."""
-        parts = [self.model, self.mode, self.batch, self.device]
+        batch = f"batch {self.batch}" if self.batch.isdigit() else self.batch
+        parts = [self.model, self.mode, batch, self.device]
         if self.emulated:
             parts.append("emulated graphs: CPU figures, not a GPU's")
         if self.recorded:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING
 
-from cgkit.plotting import charts, memory_charts, padding_charts, report
+from cgkit.plotting import charts, compile_cards, memory_charts, padding_charts, report
+from cgkit.plotting.compile_gantt import compile_gantt
 from cgkit.plotting.split_graph import split_graph
 from cgkit.plotting.style import About, svg
 from cgkit.plotting.tables import human_bytes, table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 EMULATED_NOTE = (
     "<b>No GPU here: the recorded graphs are emulated.</b> An emulated graph keeps the contract of a CUDA "
@@ -21,33 +24,20 @@ EMULATED_NOTE = (
     "so it cannot be faster: the times below are a CPU's and say nothing about a GPU."
 )
 
-COUNTER_WORDS = {
-    "num_models_seen": "decorated models that were built with compilation on",
-    "num_graphs_seen": "graphs that Dynamo handed over: one a model",
-    "num_piecewise_graphs_seen": "pieces after the split, 2 × layers + 1",
-    "num_piecewise_capturable_graphs_seen": "pieces to compile and record, layers + 1",
-    "num_backend_compilations": "compilations asked for: one a piece and shape",
-    "num_inductor_compiles": "really compiled by Inductor; equal pieces share one",
-    "num_eager_compiles": "pieces that the eager adaptor took as they are",
-    "num_gpu_runner_capture_triggers": "sizes that the runner asked to record",
-    "num_cudagraph_captured": "graphs recorded: pieces × sizes (PIECEWISE), sizes (FULL)",
-    "num_cache_entries_updated": "new entries in the compile cache",
-    "num_compiled_artifacts_saved": "compiled artefacts written to disk",
-    "num_compiled_artifacts_loaded": "compiled artefacts read from disk",
-    "dynamo_as_is_count": "models that run as plain torch.compile",
-}
-
 
 @dataclass
 class TourData:
     """What the tour found, as plain data.
 
-    The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``operator``), ``pieces`` (as for
-    :func:`split_graph`), ``compilations`` (:func:`charts.compile_times`), ``captures``
+    The frames: ``nodes`` (a row a node of the traced graph: ``op``, ``operator``), ``pieces`` and ``edges``
+    (as for :func:`split_graph`; ``opened``: the nodes of one piece of each kind, by name),
+    ``compilations`` (a row a piece: ``piece``, ``key``, ``compile_s``), ``log`` (:func:`compile_gantt`), ``captures``
     (:func:`memory_charts.ledger`), ``memory`` (:func:`memory_charts.waterfall`), ``padding``
     (:func:`padding_charts.staircase`), ``coverage`` (:func:`padding_charts.coverage`), ``steps`` (``kind, num_reqs,
     num_tokens, num_padded_tokens, mode, ms``), ``times`` (:func:`charts.ms_per_token`),
-    ``counters``, ``stages`` (``stage, seconds``), ``answers`` (``prompt, answer, tokens, equal``).
+    ``counters`` (``sign, counter, expected, seen, law``), ``stages`` (``stage, seconds``),
+    ``answers`` (``prompt, answer, tokens, equal``), ``bill_table`` (a row a part of a step's wall time, a column a
+    mode), and ``step_pictures``: each drawn already, with what it shows in words.
     """
 
     model: str
@@ -62,7 +52,9 @@ class TourData:
     tokens_equal: bool
     nodes: pd.DataFrame
     pieces: pd.DataFrame
+    edges: pd.DataFrame
     compilations: pd.DataFrame
+    log: pd.DataFrame
     captures: pd.DataFrame
     memory: pd.DataFrame
     padding: pd.DataFrame
@@ -72,6 +64,9 @@ class TourData:
     counters: pd.DataFrame
     stages: pd.DataFrame
     answers: pd.DataFrame
+    bill_table: pd.DataFrame | None = None
+    step_pictures: list[tuple[Axes, str]] = field(default_factory=list)
+    opened: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     stitch_source: str = ""
     cold_compile_s: float = 0.0
     pool_bytes: int = 0
@@ -121,6 +116,7 @@ def tour_page(data: TourData) -> str:
         _compiled(data),
         _captured(data),
         _replayed(data),
+        *([_bill(data)] if data.bill_table is not None else []),
         _counters(data),
     ]
     footer = f"Made by <code>{escape(data.command)}</code> with {escape(data.versions)}."
@@ -166,7 +162,12 @@ def _split(data: TourData) -> report.Section:
         f"leave {len(data.pieces) - splitting} pieces between them. A dashed piece runs its operator each "
         "step; the others are compiled and recorded. Pieces of one colour have the same content."
     )
-    body = [report.figure(split_graph(_with_keys(data), data.about))]
+    picture = split_graph(_with_keys(data), data.about, edges=data.edges, engine="own")
+    body = [report.figure(picture.svg())]
+    body += [
+        report.folded(f"{name}: {len(nodes)} nodes, drawn", picture.piece(name, nodes))
+        for name, nodes in data.opened.items()
+    ]
     if data.stitch_source:
         lines = [line if len(line) < 160 else f"{line[:159]}…" for line in data.stitch_source.splitlines()]
         shown = "\n".join(
@@ -191,8 +192,8 @@ def _compiled(data: TourData) -> report.Section:
         f"{escape(data.adaptor)}): a deep model repeats one layer, and equal pieces share one compiled "
         "callable. Without that, this stage would grow with the depth of the model."
     )
-    alt = f"Bars of the seconds that each of the {data.num_unique} different pieces took to compile"
-    body = [report.figure(svg(charts.compile_times(data.compilations, data.about), alt, "compile"))]
+    alt = "Bars from start to end: the trace, the split, each compilation and each recorded size"
+    body = [report.figure(svg(compile_gantt(data.log, data.about), alt, "compile"))]
     body.append(report.folded("All compilations", table(data.compilations, rows=8, chars=16)))
     return report.Section("Compiled", lead, body, 3)
 
@@ -249,7 +250,25 @@ def _replayed(data: TourData) -> report.Section:
     return report.Section("Dispatched and replayed", lead, body, 5)
 
 
+def _bill(data: TourData) -> report.Section:
+    lead = (
+        "One more decode step of all requests in each mode, under the profiler, from the filling of the input "
+        "buffers to the tokens on the host: what the CPU did, and what the GPU did meanwhile. The parts add up to "
+        "the wall time. The profiler's own work is in it, so that these steps take longer than those above; a graph "
+        "launch suffers most, because the profiler lists every kernel of the graph."
+    )
+    if data.emulated:
+        lead += " There is no GPU here: the CPU does the computing too, and nothing is launched."
+    body = [report.figure(svg(ax, alt, f"step{i}")) for i, (ax, alt) in enumerate(data.step_pictures)]
+    body.append(report.folded("The bill as a table", table(data.bill_table, rows=30)))
+    return report.Section("The bill of a step", lead, body)
+
+
 def _counters(data: TourData) -> report.Section:
-    lead = "What the stages reported. A count that is off says which stage did not do its work."
-    words = [COUNTER_WORDS.get(name, "") for name in data.counters["counter"]]
-    return report.Section("Counters", lead, [table(data.counters.assign(meaning=words), rows=20, chars=90)])
+    wrong = int((data.counters["sign"] == "≠").sum())
+    verdict = f"<b>{wrong} of them differ: ≠.</b>" if wrong else "All are as expected."
+    lead = (
+        "What the stages reported, beside what it must be, worked out from layers, sizes and pieces. A count "
+        f"that is off says which stage did not do its work. {verdict}"
+    )
+    return report.Section("Counters", lead, [compile_cards.counters(data.counters)])

@@ -11,6 +11,7 @@ as gate and up do: their input is quantised once.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,8 @@ def quantize(model: Llama, scheme: str = "static", *, tokens: Tensor | None = No
     if scheme not in SCHEMES:
         raise ServingError(f"scheme={scheme!r} is unknown; use one of {', '.join(SCHEMES)}")
     quantised = copy.deepcopy(model)
-    for layer in quantised.model.layers:
+    layers: Any = quantised.model.layers
+    for layer in layers:
         layer.self_attn = Fp8Attention(layer.self_attn, scheme)
         layer.mlp = Fp8MLP(layer.mlp, scheme)
     if scheme == "static":
@@ -120,7 +122,9 @@ def _calibrate(model: Llama, quantised: Llama, tokens: Tensor | None) -> None:
         tokens = torch.arange(64, device=device) * max(1, model.config.vocab_size // 64)
     largest: dict[nn.Module, Tensor] = {}
     handles = []
-    for layer, new in zip(model.model.layers, quantised.model.layers):
+    old_layers: Any = model.model.layers
+    new_layers: Any = quantised.model.layers
+    for layer, new in zip(old_layers, new_layers):
         pairs = [
             (layer.self_attn.q_proj, new.self_attn.input_quant, 0),
             (layer.self_attn.v_proj, new.self_attn.output_quant, 1),
@@ -129,7 +133,9 @@ def _calibrate(model: Llama, quantised: Llama, tokens: Tensor | None) -> None:
         ]
         for linear, quant, side in pairs:
 
-            def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, quant=quant, side=side) -> None:
+            def note(
+                module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, quant=quant, side=side
+            ) -> None:
                 largest[quant] = (output if side else inputs[0]).detach().abs().amax()
 
             handles.append(linear.register_forward_hook(note))

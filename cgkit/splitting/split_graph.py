@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from cgkit.display import Shown
+from cgkit.display import Shown, drawn
+from cgkit.errors import SplitError
 from cgkit.events import GraphSplit, emit
 from cgkit.splitting.assign import Assignment, assign
+from cgkit.splitting.frames import edges_frame, nodes_frame, pieces_frame
 from cgkit.splitting.matching import splitting_nodes
+from cgkit.splitting.node_lines import NodeLine, node_lines
 from cgkit.splitting.normalise import normalised_copy
 from cgkit.splitting.pieces import Piece, build_pieces
 from cgkit.splitting.stitch import Stitching
@@ -94,6 +97,7 @@ class SplitGraph(Shown):
         self._assignment = assignment
         self._stitchings: dict[bool, Stitching] = {}
         self._default: Callable[..., Any] | None = None
+        self._lines: dict[int, list[NodeLine]] = {}
 
     @property
     def capturable(self) -> list[Piece]:
@@ -153,22 +157,59 @@ class SplitGraph(Shown):
             self._default = self.bind()
         return self._default(*args, **kwargs)
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row a piece: its kind, number of nodes, inputs, outputs and operators."""
-        import pandas as pd
+    def piece(self, which: str | int | Piece) -> Piece:
+        """The piece of that name (``submod_2``) or number.
 
-        rows = [
-            {
-                "piece": piece.name,
-                "kind": piece.kind,
-                "nodes": len(self._assignment.pieces[piece.index]),
-                "inputs": len(piece.input_names),
-                "outputs": len(piece.output_names),
-                "operators": ", ".join(dict.fromkeys(piece.ops)),
-            }
-            for piece in self.pieces
-        ]
-        return pd.DataFrame(rows, columns=["piece", "kind", "nodes", "inputs", "outputs", "operators"])
+        Raises:
+            SplitError: there is none; the message says which there are.
+        """
+        if isinstance(which, Piece):
+            return which
+        for piece in self.pieces:
+            if which in (piece.name, piece.index):
+                return piece
+        names = f"{self.pieces[0].name} to {self.pieces[-1].name}" if self.pieces else "none"
+        raise SplitError(f"{self.model_name} has no piece {which!r}; it has {names}")
+
+    def lines(self, which: str | int | Piece) -> list[NodeLine]:
+        """The nodes of one piece as plain data."""
+        piece = self.piece(which)
+        if piece.index not in self._lines:
+            self._lines[piece.index] = node_lines(self, piece)
+        return self._lines[piece.index]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a piece: ``piece``, ``kind``, ``nodes``, ``inputs``, ``outputs``, ``operators``,
+        ``content`` (equal for pieces whose nodes do the same)."""
+        return pieces_frame(self, [len(nodes) for nodes in self._assignment.pieces])
+
+    def edges_frame(self) -> pd.DataFrame:
+        """One row a value and piece that takes it: ``value``, ``from_piece`` ("" for an input of the
+        graph), ``to_piece`` ("" for what the graph returns), ``written_by`` (the last piece before that
+        writes into it, or ""), ``role``, ``shape``, ``dtype``, ``source``."""
+        return edges_frame(self)
+
+    def nodes_frame(self, which: str | int | Piece) -> pd.DataFrame:
+        """One row a node of one piece: ``node``, ``role``, ``operator``, ``constants``, ``text``,
+        ``shape``, ``dtype``, ``reads_from`` (nodes: who made an input, or wrote into it last), ``source``.
+
+        Raises:
+            SplitError: there is no such piece.
+        """
+        return nodes_frame(self.lines(which))
+
+    def draw(self, open: Sequence[str | int] = (), engine: str = "auto") -> Any:
+        """The split graph as a picture, deep models folded (needs ``cgkit[plot]``).
+
+        Args:
+            open: pieces whose operators are drawn, by name (``"submod_2"``) or number.
+            engine: "dot" (Graphviz), "own" (no other program), or "auto": dot where there is one.
+
+        Raises:
+            SplitError: there is no such piece.
+        """
+        names = [self.piece(which).name for which in open]
+        return drawn(self, open=names, engine=engine)
 
     def __repr__(self) -> str:
         at = ", ".join(self.splitting_ops) or "nothing"

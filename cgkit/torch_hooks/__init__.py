@@ -45,7 +45,9 @@ from cgkit.torch_hooks.fakes import (
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
     bytes_accessed,
+    compile_cache_counts,
     find_cpp_compiler,
+    generated_code,
     generated_kernels,
     inductor_options,
     standalone_compile,
@@ -113,6 +115,7 @@ __all__ = [
     "bound_argument",
     "bytes_accessed",
     "codegen_of",
+    "compile_cache_counts",
     "compile_lock",
     "count_bytecode_hooks",
     "cpp_compiler_version",
@@ -131,6 +134,7 @@ __all__ = [
     "find_cpp_compiler",
     "forget_code",
     "free_symbol_names",
+    "generated_code",
     "generated_kernels",
     "generated_wrapper",
     "gone",

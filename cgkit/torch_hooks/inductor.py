@@ -6,7 +6,9 @@ import contextlib
 import inspect
 import logging
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,3 +101,72 @@ def bytes_accessed() -> Iterator[Callable[[], int]]:
     finally:
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+def generated_code(runnable: Any) -> dict[str, str]:
+    """What Inductor kept beside a compiled callable: ``code`` (its Python, kernels included), ``post_grad``
+    (the graph after its passes, as text) and ``path`` (where the code lies, "" if it is gone). Empty
+    where nothing of the kind is found, as for a callable that Inductor did not make.
+
+    An artefact holds a ``CompiledFxGraph`` behind a few functions; it is searched for, not computed.
+    Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    for found in _reachable(runnable):
+        code = getattr(found, "source_code", None)
+        if isinstance(code, str) and code and hasattr(found, "current_callable"):
+            graph = getattr(found, "inductor_post_grad_graph_str", "") or ""
+            return {"code": code, "post_grad": str(graph), "path": _code_path(found, code)}
+    return {}
+
+
+def _code_path(graph: Any, code: str) -> str:
+    """Where Inductor's cache keeps ``code``; "" if it is not there (any more)."""
+    from torch._inductor.codecache import get_path
+
+    try:
+        path = Path(get_path(graph.cache_key, "py")[2])
+        return str(path) if path.read_text() == code else ""
+    except (OSError, AttributeError, TypeError, UnicodeError):
+        return ""
+
+
+def _reachable(start: Any, most: int = 400) -> Iterator[Any]:
+    """What hangs on a compiled callable, nearest first: attributes of torch's objects, closures of functions."""
+    todo, seen = [start], {id(start)}
+    for thing in todo:
+        if len(seen) > most:
+            return
+        yield thing
+        near: list[Any] = []
+        if isinstance(thing, types.MethodType):
+            near += [thing.__self__, thing.__func__]
+        elif isinstance(thing, types.FunctionType):
+            near += [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        if type(thing).__module__.split(".")[0] in ("torch", "functools", "builtins"):
+            held = getattr(thing, "__dict__", None)
+            near += list(held.values()) if isinstance(held, Mapping) else []
+        for other in near:
+            plain = isinstance(other, str | bytes | int | float | list | dict | types.ModuleType | type)
+            if other is not None and not plain and id(other) not in seen:
+                seen.add(id(other))
+                todo.append(other)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # an empty cell
+        return False
+
+
+def compile_cache_counts() -> dict[str, int]:
+    """How often Inductor's own caches on disk answered in this process so far: ``hits`` and ``misses``
+    (``torch._dynamo.utils.counters``). Run on torch 2.11 (CUDA) and 2.13 (CPU).
+    """
+    from torch._dynamo.utils import counters
+
+    graph, whole = counters["inductor"], counters["aot_autograd"]
+    return {
+        "hits": graph["fxgraph_cache_hit"] + whole["autograd_cache_hit"],
+        "misses": graph["fxgraph_cache_miss"],
+    }

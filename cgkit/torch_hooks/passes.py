@@ -66,15 +66,15 @@ def lowered_mutations(graph: fx.Graph, before: Callable[[fx.Graph], Any] | None 
         from torch._inductor.fx_utils import FakeTensorUpdater
     except ImportError:
         raise gone("torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops") from None
-    own = fx.GraphModule(graph.owning_module, copy.deepcopy(graph))
+    own = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
     for old, new in zip(graph.nodes, own.graph.nodes):
         new.meta = copy.copy(old.meta)
     if before is not None:
         before(own.graph)
     try:
-        updater = FakeTensorUpdater(own.graph)
-    except (TypeError, AttributeError):  # it takes the module on other versions
-        updater = FakeTensorUpdater(own)  # type: ignore[arg-type]
+        updater = FakeTensorUpdater(own)
+    except (TypeError, AttributeError):  # it takes the graph on older versions
+        updater = FakeTensorUpdater(own.graph)  # type: ignore[arg-type]
     reinplace_inplaceable_ops(updater, own.graph)
     decompose_auto_functionalized(own.graph)
     return own.graph

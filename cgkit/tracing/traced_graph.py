@@ -14,11 +14,12 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
-from cgkit.display import Shown
+from cgkit.display import Shown, drawn
 from cgkit.errors import TraceError
 from cgkit.tracing.arguments import Arguments
 from cgkit.tracing.fixed_weights import with_fixed_weights
 from cgkit.tracing.frames import user_line
+from cgkit.tracing.node_text import constants, leaves, reads_from
 from cgkit.tracing.wrapper import TorchCompileWrapperWithCustomDispatcher
 
 
@@ -177,11 +178,20 @@ class TracedGraph(Shown):
         """The names of the graph's operators, in order, with repetitions."""
         return [operator_name(node) for node in self.graph_module.graph.nodes if node.op in _CALLS]
 
+    def draw(self, engine: str = "auto") -> Any:
+        """All operators of the graph as a picture (needs ``cgkit[plot]``); a deep model is better drawn
+        split (:meth:`cgkit.SplitGraph.draw`). ``engine``: "dot", "own" or "auto" (dot where there is one)."""
+        return drawn(self, engine=engine)
+
     def to_frame(self) -> Any:
-        """A DataFrame, one row a node: node, op, operator, shape, dtype, users, file, line, source."""
+        """A DataFrame, one row a node: node, op, operator, shape, dtype, users, file, line, source; and
+        what pictures need: role ("weight", "value", "number", "call", "output"), reads_from (nodes),
+        constants, and fetched_from (where the model keeps a weight, or the argument's name)."""
         import pandas as pd
 
         rows = []
+        kinds = {entry.name: entry for entry in self.inputs}
+        takes = reads_from(self.graph_module.graph.nodes)
         for node in self.graph_module.graph.nodes:
             value = node.meta.get("example_value")
             tensor = isinstance(value, torch.Tensor)
@@ -197,6 +207,10 @@ class TracedGraph(Shown):
                     "file": file,
                     "line": line,
                     "source": text,
+                    "role": _role(node, kinds),
+                    "reads_from": takes[node.name],
+                    "constants": constants(leaves(node)) if node.op in _CALLS else "",
+                    "fetched_from": plain_source(kinds[node.name].source) if node.name in kinds else "",
                 }
             )
         return pd.DataFrame(rows)
@@ -220,6 +234,17 @@ class TracedGraph(Shown):
         if self.dropped_guards:
             lines.append(f"  assumed, and checked by nobody: {'; '.join(self.dropped_guards)}")
         return "\n".join(lines)
+
+
+def _role(node: fx.Node, kinds: dict[str, GraphInput]) -> str:
+    if node.op in _CALLS:
+        return "call"
+    if node.op != "placeholder":
+        return "constant" if node.op == "get_attr" else "output"
+    entry = kinds.get(node.name)
+    if entry is None:
+        return "value"
+    return "weight" if entry.is_weight else "number" if entry.kind == "symint" else "value"
 
 
 class TraceFinishedError(Exception):

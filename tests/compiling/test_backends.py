@@ -261,27 +261,6 @@ def test_unknown_inductor_options_are_refused_with_the_nearest():
         compile_pieces(split, graphs)
 
 
-def test_a_debug_dump_holds_each_different_piece_once(tmp_path):
-    _, split = split_llama(3)
-    compiled = compile_pieces(split, config(debug_dump_path=str(tmp_path)))
-    text = (tmp_path / "Llama" / "computation_graph.py").read_text()
-    assert text.count("def forward") == 3 + 3  # three different pieces, three attentions
-    assert "submod_4: the same as submod_2" in text and "def execute(" in text
-    keys = sorted(path.name for path in (tmp_path / "Llama" / "keys").iterdir())
-    assert keys == ["submod_0.general.txt", "submod_2.general.txt", "submod_6.general.txt"]
-    assert (
-        "\n".join(compiled.backends[0].general.key.lines) + "\n"
-        == (tmp_path / "Llama" / "keys" / "submod_0.general.txt").read_text()
-    )
-
-
-def test_a_dump_into_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    _, split = split_llama(1)
-    with pytest.raises(ConfigError, match="debug_dump_path"):
-        compile_pieces(split, config(debug_dump_path=str(tmp_path / "file")))
-
-
 def test_it_reads_well():
     _, split = split_llama(5)
     compiled = compile_pieces(split, config(compile_sizes=[2]))

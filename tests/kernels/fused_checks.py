@@ -73,7 +73,9 @@ def run_all(dtype, device, rows, width, call=lambda name, *args: OPERATORS[name]
     call("rms_norm_dynamic_per_token_fp8_quant", quantised, scales, x, weight, EPS)
     assert_dynamic(quantised, scales, norm, dtype)
     summed.zero_()
-    call("fused_add_rms_norm_dynamic_per_token_fp8_quant", quantised, summed, scales, x, residual, weight, EPS)
+    call(
+        "fused_add_rms_norm_dynamic_per_token_fp8_quant", quantised, summed, scales, x, residual, weight, EPS
+    )
     assert_dynamic(quantised, scales, sum_norm, dtype)
     assert_near(summed, x.double() + residual.double(), dtype)
     call("silu_and_mul_static_fp8_quant", quantised, x, residual, scale)

@@ -54,7 +54,15 @@ def test_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.with_name("interpreted_fused.py"))],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(here.with_name("interpreted_fused.py")),
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=here.parents[2],
         capture_output=True,

@@ -38,7 +38,7 @@ def test_a_small_run_has_its_rows_and_its_csv(tmp_path):
     facts = bench_traces.run(without)
     assert facts["rows"][0]["tool"] == "cgkit" and facts["rows"][0]["total_s"] > 0
     assert facts["peak_bytes"] > 2**20
-    assert (tmp_path / "t.csv").read_text().startswith("tool,version,run,events")
+    assert (tmp_path / "t.csv").read_text().startswith("tool,version,pandas,run,events")
 
 
 def graph_free(tmp_path):

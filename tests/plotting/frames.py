@@ -130,8 +130,75 @@ def times() -> pd.DataFrame:
     )
 
 
-def counters() -> pd.DataFrame:
-    return pd.DataFrame({"counter": ["num_graphs_seen", "dynamo_as_is_count"], "count": [1, 0]})
+def counters(seen: int = 1) -> pd.DataFrame:
+    rows = [
+        ("=" if seen == 1 else "≠", "num_graphs_seen", 1, seen, "one graph <a model>"),
+        ("·", "num_models_seen", pd.NA, 1, "who knows"),
+    ]
+    return pd.DataFrame(rows, columns=["sign", "counter", "expected", "seen", "law"])
+
+
+def edges(layers: int = 30) -> pd.DataFrame:
+    """What crosses in :func:`pieces`: q to attention, its output on, the residual past it."""
+    columns = ["value", "from_piece", "to_piece", "written_by", "role", "shape", "dtype", "source"]
+    tensor = ("value", "(s0, 9, 64)", "bfloat16")
+    rows = [("l_x_", "", "submod_0", "", "value", "(s0)", "int64", "L['tokens']")]
+    rows.append(("l_w_", "", "submod_0", "", "weight", "(64, 64)", "bfloat16", "layers.0.weight"))
+    for i in range(0, 2 * layers, 2):
+        rows.append((f"q_{i}", f"submod_{i}", f"submod_{i + 1}", "", *tensor, ""))
+        rows.append((f"out_{i}", f"submod_{i}", f"submod_{i + 1}", "", *tensor, ""))
+        rows.append((f"out_{i}", f"submod_{i}", f"submod_{i + 2}", f"submod_{i + 1}", *tensor, ""))
+        rows.append((f"rest_{i}", f"submod_{i}", f"submod_{i + 2}", "", *tensor, ""))
+    rows.append(("last", f"submod_{2 * layers}", "", "", *tensor, ""))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def nodes() -> pd.DataFrame:
+    """The nodes of a small piece: y = linear(x, w) + 1."""
+    columns = ["node", "role", "operator", "constants", "text", "shape", "dtype", "reads_from", "source"]
+    rows = [
+        ("s0", "number", "", "", "", "s0", "int", [], ""),
+        ("x", "value", "", "", "", "(s0, 64)", "float32", [], "L['x']"),
+        ("w", "weight", "", "", "", "(64, 64)", "float32", [], "layers.0.weight"),
+        ("lin", "call", "aten::linear", "", "linear(x, w)", "(s0, 64)", "float32", ["x", "w"], ""),
+        ("y", "call", "aten::add.Tensor", "1", "add(lin, 1)", "(s0, 64)", "float32", ["lin"], ""),
+        ("output", "output", "", "", "return y", "", "", ["y"], ""),
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def log() -> pd.DataFrame:
+    """A trace, a split, three compilations that 31 pieces use, and two sizes."""
+    rows = [
+        {"stage": "trace", "what": "Toy", "start_s": 3.0, "seconds": 2.0},
+        {"stage": "split", "what": "Toy: 61 pieces", "start_s": 5.0, "seconds": 0.05},
+    ]
+    at = 5.1
+    for name, seconds, cache in (
+        ("submod_0", 4.0, "miss"),
+        ("submod_2", 2.0, "hit"),
+        ("submod_60", 1.0, "miss"),
+    ):
+        more = {"piece": name, "shape": "general", "cache": cache, "shared_with": "", "key": name}
+        rows.append({"stage": "compile", "what": name, "start_s": at, "seconds": seconds, **more})
+        at += seconds
+        if name == "submod_2":
+            for i in range(4, 60, 2):
+                shared = {
+                    "piece": f"submod_{i}",
+                    "shape": "general",
+                    "cache": "shared",
+                    "shared_with": name,
+                    "key": name,
+                }
+                rows.append(
+                    {"stage": "compile", "what": f"submod_{i}", "start_s": at, "seconds": 0.0, **shared}
+                )
+    for size in (8, 4):
+        more = {"mode": "PIECEWISE", "num_tokens": size, "graphs": 31, "recording_s": 0.3, "emulated": True}
+        rows.append({"stage": "capture", "what": f"PIECEWISE {size}", "start_s": at, "seconds": 0.5, **more})
+        at += 0.5
+    return pd.DataFrame(rows)
 
 
 def tour_data(**changes) -> TourData:
@@ -149,6 +216,8 @@ def tour_data(**changes) -> TourData:
         "tokens_equal": True,
         "nodes": nodes,
         "pieces": pieces(keys=False),
+        "edges": edges(),
+        "log": log(),
         "compilations": compilations(),
         "captures": captures(),
         "memory": memory(),

@@ -18,7 +18,15 @@ def artefact(name: str, frame=None, **members):
 
 SHOWN = {
     "TracedGraph": (artefact("TracedGraph", frames.tour_data().nodes), "aten.mul"),
-    "SplitGraph": (artefact("SplitGraph", frames.pieces()), "29 × the same"),
+    "SplitGraph": (
+        artefact(
+            "SplitGraph",
+            frames.pieces(keys=False).assign(content=lambda frame: frame["operators"]),
+            edges_frame=lambda self: frames.edges(),
+            nodes_frame=lambda self, piece: frames.nodes(),
+        ),
+        "29 × the same",
+    ),
     "CompiledGraph": (artefact("CompiledGraph", frames.compilations()), "3 of 31 pieces really compiled"),
     "CapturedGraphs": (artefact("CapturedGraphs", frames.captures()), "128 graphs recorded"),
     "CaptureSizes": (CaptureSizes([1, 2, 4]), "3 sizes"),

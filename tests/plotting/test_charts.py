@@ -7,8 +7,8 @@ from cgkit.plotting import (
     About,
     Picture,
     capture_seconds,
+    compile_gantt,
     compile_times,
-    counters,
     memory_charts,
     ms_per_token,
     padding_charts,
@@ -21,7 +21,7 @@ from tests.plotting import frames
 
 ABOUT = About("toy", "FULL", "5 requests", "cpu", emulated=True)
 DRAW = {
-    "counters": lambda **kw: counters(frames.counters(), ABOUT, **kw),
+    "compile_gantt": lambda **kw: compile_gantt(frames.log(), ABOUT, **kw),
     "compile_times": lambda **kw: compile_times(frames.compilations(), ABOUT, **kw),
     "capture_seconds": lambda **kw: capture_seconds(frames.captures(), ABOUT, **kw),
     "ledger": lambda **kw: memory_charts.ledger(frames.captures(), ABOUT, **kw),

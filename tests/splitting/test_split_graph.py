@@ -383,6 +383,6 @@ def test_a_graph_without_operators_has_no_pieces():
 def test_the_frame_has_one_row_a_piece_and_the_repr_is_short():
     split = split_graph(Stub(Llama(8), torch.arange(5), torch.randn(5), dynamic=(0, 1)), [ATTENTION])
     frame = split.to_frame()
-    assert list(frame.columns) == ["piece", "kind", "nodes", "inputs", "outputs", "operators"]
+    assert list(frame.columns) == ["piece", "kind", "nodes", "inputs", "outputs", "operators", "content"]
     assert len(frame) == 17 and (frame["kind"] == "splitting").sum() == 8
     assert "17 pieces (9 capturable)" in repr(split) and len(repr(split).splitlines()) < 15

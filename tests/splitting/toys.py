@@ -115,6 +115,7 @@ class Stub:
         captured = dynamo_graph(function, *args, dynamic=dynamic)
         self.graph_module = captured.graph_module
         self.example_inputs = list(captured.example_inputs)
+        self.inputs = []
         self.model_name = getattr(function, "__name__", type(function).__name__)
 
     def bind(self, execute):

@@ -13,6 +13,7 @@ from typing import Any
 
 from cgkit.compiling.cache.factors import FACTORS, CacheKey
 from cgkit.compiling.cache.folder import cache_root, entries, keys_folder, read_key
+from cgkit.compiling.cache.store import last_asked
 from cgkit.display import Shown
 from cgkit.errors import ConfigError
 
@@ -79,17 +80,31 @@ def explain_cache(key_a: CacheKey | str | Path, key_b: CacheKey | str | Path) ->
     return CacheDifference(a, b, _differences(a, b))
 
 
-def why_miss(key: CacheKey, root: Path | None = None) -> CacheDifference | None:
-    """In what ``key`` differs from the nearest key on disk; None if there is none at all.
+def why_miss(key: CacheKey | None = None, root: Path | None = None) -> CacheDifference | None:
+    """In what ``key`` differs from the nearest other key on disk; None if there is no other.
 
-    The nearest is the one with the fewest differences. No difference: the key is there.
+    Args:
+        key: default: the one that was last asked for in this process.
+        root: of the cache; default: :func:`cache_root`.
+
+    The nearest is the one with the fewest differences. What was missed is compiled and kept, so ``key``
+    itself is usually there by now: it is not counted, but said.
+
+    Raises:
+        ConfigError: no key was given, and nothing was asked for in this process.
     """
+    key = key or last_asked()
+    if key is None:
+        raise ConfigError(
+            "nothing was compiled with a cache in this process: give the key, or its ten digits"
+        )
     found = [(folder, other) for folder in entries(root) if (other := read_key(folder)) is not None]
-    if not found:
+    others = [(_differences(other, key), folder, other) for folder, other in found if other != key]
+    if not others:
         return None
-    ranked = [(_differences(other, key), folder, other) for folder, other in found]
-    differences, folder, other = min(ranked, key=lambda each: len(each[0]))
-    note = f"the nearest key on disk is {folder.name} (a), asked for was {key.digest} (b)"
+    differences, folder, other = min(others, key=lambda each: len(each[0]))
+    kept = ", which is on disk by now" if len(others) < len(found) else ""
+    note = f"the nearest key on disk is {folder.name} (a), asked for was {key.digest} (b){kept}"
     return CacheDifference(other, key, differences, note)
 
 

@@ -145,7 +145,12 @@ class CompileCache:
             return None
         path = self.path(key)
         try:
-            about = {"kernels": kernels, "reports": reports or [], "files": self.files(), "digest": key.digest}
+            about = {
+                "kernels": kernels,
+                "reports": reports or [],
+                "files": self.files(),
+                "digest": key.digest,
+            }
             places.make_private(self.directory)
             places.write_key(self.directory, self.key)
             places.write_atomically(path, _pack(about, payload))
@@ -196,4 +201,15 @@ def _unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 def open_cache(key: CacheKey) -> CompileCache | None:
     """The cache of ``key``, or None where it is turned off."""
-    return None if places.disabled() else CompileCache(key)
+    if places.disabled():
+        return None
+    _asked[:] = [key]
+    return CompileCache(key)
+
+
+_asked: list[CacheKey] = []
+
+
+def last_asked() -> CacheKey | None:
+    """The key whose cache was opened last in this process."""
+    return _asked[0] if _asked else None

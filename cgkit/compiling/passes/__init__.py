@@ -23,8 +23,8 @@ __all__ = [
     "PassReports",
     "PostGradPassManager",
     "RMSNormQuantFusion",
-    "graph_text",
     "functionalization_cost",
+    "graph_text",
     "preview_passes",
     "run_pass",
 ]

@@ -113,5 +113,3 @@ def _why_not(call: fx.Node, base: fx.Node, where: dict[fx.Node, int]) -> str:
             if where.get(user, len(where)) > where[call]:
                 return "is read after it was written"
     return ""
-
-

@@ -24,7 +24,9 @@ class ActivationQuantFusion(GraphPass):
     name = "fuse_act_quant"
 
     def __call__(self, graph: fx.Graph) -> int:
-        return sum(self._fuse(graph, node) for node in list(graph.nodes) if patterns.is_fp8(node) and node.users)
+        return sum(
+            self._fuse(graph, node) for node in list(graph.nodes) if patterns.is_fp8(node) and node.users
+        )
 
     def _fuse(self, graph: fx.Graph, node: fx.Node) -> bool:
         quantised = find_quantisation(node, dynamic=False)

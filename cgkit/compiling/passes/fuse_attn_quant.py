@@ -45,7 +45,9 @@ class AttentionQuantFusion(GraphPass):
         while value.target in RESHAPES:
             views.append(value)
             value = value.args[0]  # type: ignore[assignment]
-        found: Found | None = match(Written(attention, "output", tuple((a, Var(a)) for a in _ARGUMENTS)), value)
+        found: Found | None = match(
+            Written(attention, "output", tuple((a, Var(a)) for a in _ARGUMENTS)), value
+        )
         if found is None:
             return False
         inside = (*quantised.nodes, *views, *found.nodes)
@@ -55,7 +57,9 @@ class AttentionQuantFusion(GraphPass):
         call, scale = found.nodes[-1], quantised.scale
         assert scale is not None
         sizes = views[0].args[1] if views else None
-        needed = [n for n in (sizes or ()) if isinstance(n, fx.Node)] if isinstance(sizes, list | tuple) else []
+        needed = (
+            [n for n in (sizes or ()) if isinstance(n, fx.Node)] if isinstance(sizes, list | tuple) else []
+        )
         inputs = [*(found[a] for a in _ARGUMENTS), scale, *needed]
         place = place_for(graph, inputs, list(node.users))
         if place is None:

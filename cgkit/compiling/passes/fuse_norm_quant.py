@@ -14,7 +14,7 @@ from torch import fx
 
 from cgkit.compiling.passes import quant_patterns as patterns
 from cgkit.compiling.passes.base import GraphPass
-from cgkit.compiling.passes.graphs import insert, same_sizes, tensor_value
+from cgkit.compiling.passes.graphs import same_sizes, tensor_value
 from cgkit.compiling.passes.matching import (
     CASTS,
     CONVERT,
@@ -97,7 +97,9 @@ class RMSNormQuantFusion(GraphPass):
     name = "fuse_norm_quant"
 
     def __call__(self, graph: fx.Graph) -> int:
-        return sum(self._fuse(graph, node) for node in list(graph.nodes) if patterns.is_fp8(node) and node.users)
+        return sum(
+            self._fuse(graph, node) for node in list(graph.nodes) if patterns.is_fp8(node) and node.users
+        )
 
     def _fuse(self, graph: fx.Graph, node: fx.Node) -> bool:
         quantised = find_quantisation(node)
@@ -128,7 +130,12 @@ class RMSNormQuantFusion(GraphPass):
         """What the norm is of, in the model's own type."""
         normed, weight, eps = norm["normed"], norm["weight"], norm["eps"]
         value, scale = tensor_value(normed), tensor_value(weight)
-        if value is None or scale is None or scale.dim() != 1 or not same_sizes(value.shape[-1:], scale.shape):
+        if (
+            value is None
+            or scale is None
+            or scale.dim() != 1
+            or not same_sizes(value.shape[-1:], scale.shape)
+        ):
             return None
         dtype = scale.dtype
         if added := self._sum(normed, weight, eps, dtype):
@@ -144,7 +151,9 @@ class RMSNormQuantFusion(GraphPass):
         if m is None:
             return None
         terms = [tensor_value(m["first"]), tensor_value(m["second"])]
-        if any(t is None or t.dtype != dtype or not same_sizes(t.shape, total.meta["val"].shape) for t in terms):
+        if any(
+            t is None or t.dtype != dtype or not same_sizes(t.shape, total.meta["val"].shape) for t in terms
+        ):
             return None
         rounded = [n for n in total.users if n.target in CASTS and n.meta["val"].dtype == dtype]
         sums = (total,) if total.meta["val"].dtype == dtype else (*rounded, total)

@@ -75,7 +75,9 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
 def leaves_the_graph(node: fx.Node) -> bool:
     """Whether ``node``, or a view of it, is an output or is copied into an input at the end."""
     return any(
-        user.op == "output" or user.target is aten.copy_.default for view in views_of(node) for user in view.users
+        user.op == "output" or user.target is aten.copy_.default
+        for view in views_of(node)
+        for user in view.users
     )
 
 
@@ -104,7 +106,9 @@ def _mode_of_graph(*arguments: Any) -> Any:
     return None
 
 
-def insert(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+def insert(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> fx.Node:
     """A call put in where the graph inserts, with its fake value."""
     node = graph.call_function(target, args, kwargs or {})
     node.meta["val"] = call_with_value(target, args, kwargs)

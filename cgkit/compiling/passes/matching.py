@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import fx
@@ -83,7 +83,7 @@ class Written:
     args: tuple[tuple[str, Any], ...]
 
 
-Pattern = Union[Var, Num, Call, Cast, OneOf, Written]
+Pattern = Var | Num | Call | Cast | OneOf | Written
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,12 @@ def _cast(pattern: Cast, value: Any, found: Found) -> Found | None:
 def _call(pattern: Call, value: Any, found: Found) -> Found | None:
     if not isinstance(value, fx.Node) or value.target not in pattern.ops:
         return None
-    plain = value.target not in CASTS  # of a conversion, what else is said (a device, a layout) is not looked at
-    if len(value.args) < len(pattern.args) or (plain and (value.kwargs or len(value.args) > len(pattern.args))):
+    plain = (
+        value.target not in CASTS
+    )  # of a conversion, what else is said (a device, a layout) is not looked at
+    if len(value.args) < len(pattern.args) or (
+        plain and (value.kwargs or len(value.args) > len(pattern.args))
+    ):
         return None
     given = tuple(value.args[: len(pattern.args)])
     found = found.also(value)

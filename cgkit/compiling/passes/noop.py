@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cgkit.compiling.passes.base import GraphPass
 from cgkit.compiling.passes.graphs import (
     VIEWS,
     call_with_value,
@@ -23,7 +24,6 @@ from cgkit.compiling.passes.graphs import (
     same_layout,
     tensor_value,
 )
-from cgkit.compiling.passes.base import GraphPass
 
 aten = torch.ops.aten
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -68,13 +68,17 @@ class NoOpElimination(GraphPass):
     def _slice(self, node: fx.Node) -> bool:
         """A slice of step 1 with the shape of its source starts at the start."""
         step = node.args[4] if len(node.args) > 4 else node.kwargs.get("step", 1)
-        return step == 1 and self._replace(node, node.args[0])
+        return bool(step == 1) and self._replace(node, node.args[0])
 
     def _slice_scatter(self, node: fx.Node) -> bool:
         """Overwrites all of a copy of its first argument: the second argument, in other memory."""
         step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
         source = node.args[1] if len(node.args) > 1 else node.kwargs.get("src")
-        if step != 1 or not isinstance(source, fx.Node) or not same_layout(tensor_value(node), tensor_value(source)):
+        if (
+            step != 1
+            or not isinstance(source, fx.Node)
+            or not same_layout(tensor_value(node), tensor_value(source))
+        ):
             return False
         if not leaves_the_graph(node):
             return self._replace(node, source)

@@ -45,12 +45,14 @@ def preview_passes(split: SplitGraph, passes: Sequence[Any]) -> dict[str, PassRe
 def traced_pieces(split: SplitGraph) -> list[PiecewiseBackend]:
     """The capturable pieces, each with the fakes that it is called with; nothing is compiled."""
     from cgkit.compiling.compiled_graph import compile_pieces
-    from cgkit.config import CompilationConfig
+    from cgkit.config import CompilationConfig, CUDAGraphMode
 
-    return compile_pieces(split, CompilationConfig(compiler="eager", cudagraph_mode="NONE")).backends
+    return compile_pieces(
+        split, CompilationConfig(compiler="eager", cudagraph_mode=CUDAGraphMode.NONE)
+    ).backends
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """Stops Inductor once the graph was seen."""
 
 
@@ -65,7 +67,7 @@ def in_post_grad(
             run(graph)
         except Exception as error:
             failed.append(error)
-        raise _Enough
+        raise _EnoughError
 
     options = {
         # a name that nobody had before: never served from a cache
@@ -87,7 +89,9 @@ def in_post_grad(
 
 def _is_enough(error: BaseException | None) -> bool:
     while error is not None:
-        if isinstance(error, _Enough) or isinstance(getattr(error, "inner_exception", None), _Enough):
+        if isinstance(error, _EnoughError) or isinstance(
+            getattr(error, "inner_exception", None), _EnoughError
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

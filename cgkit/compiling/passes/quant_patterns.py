@@ -105,7 +105,9 @@ _NORMED = Call(
 RMS_NORM: Pattern = OneOf(
     (
         Written(
-            ops.rms_norm.default, "out", (("x", Var("normed")), ("weight", Var("weight")), ("eps", Num("eps")))
+            ops.rms_norm.default,
+            "out",
+            (("x", Var("normed")), ("weight", Var("weight")), ("eps", Num("eps"))),
         ),
         Call((aten.mul.Tensor,), (Cast(_NORMED), Var("weight")), True),
     )

@@ -14,15 +14,20 @@ import torch
 from torch import Tensor, fx
 
 from cgkit import torch_hooks
-from cgkit.compiling.passes.graphs import call_with_value, insert, positions, same_layout, size_of, tensor_value
+from cgkit.compiling.passes.graphs import (
+    call_with_value,
+    insert,
+    positions,
+    same_layout,
+    size_of,
+    tensor_value,
+)
 from cgkit.compiling.passes.matching import written_index
 
 aten = torch.ops.aten
 
 
-def place_for(
-    graph: fx.Graph, inputs: Sequence[fx.Node], users: Sequence[fx.Node]
-) -> fx.Node | None:
+def place_for(graph: fx.Graph, inputs: Sequence[fx.Node], users: Sequence[fx.Node]) -> fx.Node | None:
     """The node before which a call of ``inputs`` can stand, and still come before all ``users``; None if there is
     no such place."""
     where = positions(graph)
@@ -42,7 +47,10 @@ def empty_column(graph: fx.Graph, like: fx.Node, dtype: torch.dtype) -> fx.Node:
     value = like.meta["val"]
     sizes = [size_of(graph, like, dim) for dim in range(value.dim() - 1)] + [1]
     return insert(
-        graph, aten.empty.memory_format, (sizes,), {"dtype": dtype, "device": value.device, "pin_memory": False}
+        graph,
+        aten.empty.memory_format,
+        (sizes,),
+        {"dtype": dtype, "device": value.device, "pin_memory": False},
     )
 
 

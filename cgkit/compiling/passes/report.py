@@ -126,6 +126,6 @@ def _call(node: fx.Node) -> str:
 
 def _type(node: fx.Node) -> str:
     value = node.meta.get("val")
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    if value is None or not hasattr(value, "dtype") or not hasattr(value, "shape"):
         return ""
     return f": {str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

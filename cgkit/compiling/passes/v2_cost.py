@@ -127,4 +127,4 @@ def _number(size: Any, num_tokens: int) -> int:
     if isinstance(size, int):
         return size
     expression = torch_hooks.symbolic_expression(size)
-    return int(expression.subs({symbol: num_tokens for symbol in expression.free_symbols}))
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, num_tokens)))

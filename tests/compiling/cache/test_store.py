@@ -92,6 +92,7 @@ def test_a_key_is_written_read_and_found(tmp_path):
     assert places.read_key(folder.parent) == key()
     missed = why_miss(key(custom_ops=("all",)), tmp_path)
     assert [each.name for each in missed] == ["custom_ops"] and key().digest in repr(missed)
+    assert why_miss(key(), tmp_path) is None  # no other is there
     (folder / places.FACTORS_FILE).write_text("{")
     assert places.read_key(folder.parent) is None and why_miss(key(), tmp_path) is None
 
@@ -181,6 +182,10 @@ def test_a_second_model_in_the_process_loads(compile_cache):
     with compilation_counter.expect(num_inductor_compiles=0, num_compiled_artifacts_loaded=1):
         second = compile_pieces(split(), adaptor=InductorStandaloneAdaptor())
     assert torch.equal(first(x), second(x))
+    assert why_miss() is None
+    compile_pieces(split(), CompilationConfig(custom_ops=["none"]), adaptor=InductorStandaloneAdaptor())
+    missed = why_miss()
+    assert [each.name for each in missed] == ["custom_ops"] and "on disk by now" in repr(missed)
     assert second.to_frame()["loaded"].tolist() == [True] and "1 pieces" in repr(second.manager.cache)
 
 

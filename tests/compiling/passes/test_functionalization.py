@@ -95,7 +95,9 @@ def test_what_others_look_at_is_copied_first(model, copies):
     assert len(reports[0].notes) == copies and all("writes a copy" in note for note in reports[0].notes)
 
 
-@pytest.mark.parametrize("model", [Fresh, ReadLater, WritesItsInput, ReadsTheOldToo, Halves], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "model", [Fresh, ReadLater, WritesItsInput, ReadsTheOldToo, Halves], ids=lambda m: m.__name__
+)
 def test_compiled_with_the_pass_it_computes_the_same(model, monkeypatch):
     monkeypatch.setenv("CGKIT_DISABLE_COMPILE_CACHE", "1")
     config = cgkit.CompilationConfig(cudagraph_mode="NONE", passes=["fix_functionalization"])
@@ -103,7 +105,9 @@ def test_compiled_with_the_pass_it_computes_the_same(model, monkeypatch):
     x, same = torch.randn(5, 16), None
     same = x.clone()
     got, expected = compiled(x), model()(same)
-    for a, b in zip(got if isinstance(got, tuple) else (got,), expected if isinstance(expected, tuple) else (expected,)):
+    for a, b in zip(
+        got if isinstance(got, tuple) else (got,), expected if isinstance(expected, tuple) else (expected,)
+    ):
         assert torch.equal(a, b)
     assert torch.equal(x, same)
 
@@ -120,9 +124,7 @@ def test_the_second_version_reaches_inductor_only_if_it_is_let():
     (piece,) = traced_pieces(whole(Fresh()))
     texts = {}
     for v2 in (False, True):
-        in_post_grad(
-            piece, lambda graph, v2=v2: texts.update({v2: str(graph)}), functionalization_v2=v2
-        )
+        in_post_grad(piece, lambda graph, v2=v2: texts.update({v2: str(graph)}), functionalization_v2=v2)
     assert "auto_functionalized_v2" in texts[True] and "auto_functionalized_v2" not in texts[False]
 
 
@@ -146,5 +148,3 @@ def test_a_value_that_is_read_later_costs_its_copy_in_every_variant():
 
     cost = functionalization_cost(whole(Input()), num_tokens=4)
     assert all(copies == 1 and size == 4 * 16 * 4 for copies, size in cost.totals.values()), cost
-
-

@@ -132,6 +132,7 @@ def test_a_scale_that_is_not_one_number_is_no_static_quantisation():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     x, residual, weight, _ = arguments()
+
     def function(x, residual, weight, scale):
         return norm_and_quant(x, residual, weight, scale)
 

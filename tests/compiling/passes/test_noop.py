@@ -83,7 +83,11 @@ def test_a_symbol_that_is_only_equal_in_the_example_stays():
     run_pass(NoOpElimination(), module.graph)
     kept = aten.view.default in targets(module.graph)
     # tracing itself may already have taken both for one symbol: then it is an identity, and may go
-    sizes = [n.meta["val"].shape[0] for n in module.graph.nodes if n.op == "placeholder" and hasattr(n.meta["val"], "shape")]
+    sizes = [
+        n.meta["val"].shape[0]
+        for n in module.graph.nodes
+        if n.op == "placeholder" and hasattr(n.meta["val"], "shape")
+    ]
     assert kept == (str(sizes[0]) != str(sizes[1])) and aten.view.default in before
 
 
@@ -118,9 +122,7 @@ def test_another_type_or_other_strides_are_no_identity():
 def programs(draw):
     """A chain of reshapes, slices, scatters and sums on (4, 6); what it keeps on the way is returned as well."""
     steps = draw(
-        st.lists(
-            st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), min_size=1, max_size=7
-        )
+        st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), min_size=1, max_size=7)
     )
 
     def function(x, source):
@@ -131,7 +133,9 @@ def programs(draw):
                 value = value.reshape(shape)
             elif kind == 1:
                 value = aten.slice(value, 0, 0, [sys.maxsize, value.shape[0], 3, 2][number])
-                value = value if value.numel() == 24 else torch.cat([value.reshape(-1)] * 12)[:24].reshape(4, 6)
+                value = (
+                    value if value.numel() == 24 else torch.cat([value.reshape(-1)] * 12)[:24].reshape(4, 6)
+                )
             elif kind == 2:
                 value = aten.slice_scatter(value, source.reshape(value.shape), 0, 0, sys.maxsize)
             elif kind == 3:
@@ -170,5 +174,8 @@ def test_nobody_can_tell(function, symbolic):
     new_shapes, new_memory = layout(after, inputs)
     assert new_shapes == shapes
     # memory of its own may not become somebody's: whoever shares now, shared before
-    pairs = lambda groups: {(i, j) for i, a in enumerate(groups) for j, b in enumerate(groups) if i < j and a == b}  # noqa: E731
+
+    def pairs(groups):
+        return {(i, j) for i, a in enumerate(groups) for j, b in enumerate(groups) if i < j and a == b}
+
     assert pairs(new_memory) <= pairs(memory)
