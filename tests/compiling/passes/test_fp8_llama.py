@@ -21,7 +21,7 @@ def float64_reference(model, shape):
     """The model with the weights that its FP8 stands for, in float64 throughout but for the norm's own float32."""
     weights = {}
     for name, value in model.state_dict().items():
-        if name.endswith("weight_scale") or name.endswith("quant.scale"):
+        if name.endswith(("weight_scale", "quant.scale")):
             continue
         value = value.double()
         scale = model.state_dict().get(name + "_scale")
@@ -109,7 +109,10 @@ def test_static_scales_are_measured_and_shared_by_q_k_and_v():
 
 @pytest.mark.parametrize("custom_ops", [("all",), ("none", "+rms_norm"), ("all", "-rotary")], ids=str)
 def test_custom_ops_choose_the_traced_form(custom_ops):
-    on = {name: CompilationConfig(custom_ops=custom_ops).custom_op_enabled(name) for name in ("rms_norm", "rotary")}
+    on = {
+        name: CompilationConfig(custom_ops=custom_ops).custom_op_enabled(name)
+        for name in ("rms_norm", "rotary")
+    }
     text = str(split(llama(2, None), custom_ops, []).traced.graph_module.graph)
     assert ("cgkit.rms_norm" in text) == on["rms_norm"] and ("cgkit.rotary" in text) == on["rotary"]
     assert ("rsqrt" in text) != on["rms_norm"]
