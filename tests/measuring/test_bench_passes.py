@@ -13,9 +13,8 @@ from cgkit.measuring import bench_custom_ops, bench_passes
 def arguments(bench, extra=""):
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
-    return parser.parse_args(
-        f"--shape tiny-llama --layers 1 --device cpu --repeats 8 --batches 2 --context 16 {extra}".split()
-    )
+    small = "--shape tiny-llama --layers 1 --device cpu --repeats 8 --batches 2 --context 16"
+    return parser.parse_args(f"{small} {extra}".split())
 
 
 @pytest.mark.slow
