@@ -13,6 +13,7 @@ nothing else takes time. Launches queue, and Python takes time too: the sum stan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -55,12 +56,13 @@ _PRIORITY = (
     "python",
 )
 #: An idle instant of the GPU is named after the CPU's part.
-_IDLE = {
+IDLE_CAUSES = {
     "idle_launching": ("kernel_launches", "graph_launches", "copies"),
     "idle_python": ("python", "dispatch", "guards"),
     "idle_sync": ("waiting",),
     "idle_elsewhere": ("runtime_other", "unexplained"),
 }
+_BLOCKING = re.compile(r"(?:cuda|cu|hip)Memcpy(?!.*(?:Async|Batch))")
 #: A launch reaches an idle GPU within some tens of microseconds; far beyond, something else kept it.
 _LATE_US = 1000.0
 
@@ -69,12 +71,13 @@ _LATE_US = 1000.0
 class Bill(Shown):
     """Where the wall time of one step went; all times in microseconds.
 
-    ``parts`` (CPU) and ``gpu`` each add up to ``wall_us``, which runs from the step's begin on the CPU to
-    the later of its end there and the end of the last GPU work that it launched. After the CPU's end the step
-    waits for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
-    annotations too, time is ``unexplained``. GPU work of an earlier step that runs within this one's time counts as
-    busy; ``kernels`` are those that this step launched (in a step that is a whole trace, all). Several GPUs of one
-    process are busy when any of them is.
+    ``parts`` (CPU) and ``gpu`` each add up to ``wall_us``, which runs from the step's begin on the CPU to the
+    later of its end there and the end of the last GPU work that it launched. After the CPU's end the step waits
+    for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
+    annotations too, time is ``unexplained``. A copy call that blocks (``cudaMemcpy``, ``hipMemcpyWithStream``:
+    no "Async" in the name) is under ``waiting``. GPU work of an earlier step that runs
+    within this one's time counts as busy; ``kernels`` are those that this step launched (in a step that is a
+    whole trace, all). Several GPUs of one process are busy when any of them is; ``busy_by_gpu`` keeps them apart.
 
     ``queue_depth``: ``median`` and ``max`` number of kernels launched and not yet started when a launch returns,
     ``median_ahead_us`` and ``max_ahead_us`` from a launch's return to its kernel's start. ``article_formula_us``: the
@@ -98,6 +101,12 @@ class Bill(Shown):
     mode: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    busy_by_gpu: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def saw_gpu(self) -> bool:
+        """Whether any GPU was at work; if none was, calling it idle would mislead."""
+        return self.kernels > 0 or self.gpu["busy"] > 0
 
     def to_frame(self) -> pd.DataFrame:
         """A row a part: ``side`` (cpu or gpu), ``part``, ``us``, ``share`` (of the wall time), ``mode``."""
@@ -168,7 +177,7 @@ def plot(bills: Sequence[Bill], ax: Axes | None = None) -> Axes:
     from cgkit.plotting.style import About
 
     frames = [one.to_frame().assign(mode=name) for name, one in zip(names_of(bills), bills)]
-    if not any(one.kernels for one in bills):  # no GPU was at work: a bar that calls it idle would mislead
+    if not any(one.saw_gpu for one in bills):
         frames = [frame[frame["side"] == "cpu"] for frame in frames]
     keys = ("model", "mode", "batch", "device", "recorded")
     common = {key: {str(one.about.get(key) or "") for one in bills} for key in keys}
@@ -186,11 +195,11 @@ def bill(timeline: Timeline, step: int | None = None, process: int | None = None
         TimelineError: there is no such step or process.
     """
     steps = timeline.steps
-    process = _process(timeline, process)
+    process = chosen_process(timeline, process)
     mine = steps[steps["process"] == process]
     notes: list[str] = []
     if step is None:
-        chosen, note = _median_step(timeline, mine)
+        chosen, note = median_step(timeline, mine)
         notes += [note] if note else []
     else:
         found = mine[mine["step"] == step]
@@ -198,17 +207,17 @@ def bill(timeline: Timeline, step: int | None = None, process: int | None = None
             there = ", ".join(map(str, mine["step"].tolist()[:20]))
             raise TimelineError(f"step {step} is not in the trace of process {process}; there are: {there}")
         chosen = found.iloc[0]
-    window = _Window.of_step(timeline, chosen)
+    window = StepWindow.of_step(timeline, chosen)
     return _bill(timeline, window, str(chosen["name"]), process, notes)
 
 
 def whole(timeline: Timeline, process: int | None = None) -> Bill:
     """The bill of everything that a process did, whatever steps are marked."""
-    process = _process(timeline, process)
-    return _bill(timeline, _Window.of_all(timeline, process), "whole trace", process, [])
+    process = chosen_process(timeline, process)
+    return _bill(timeline, StepWindow.of_all(timeline, process), "whole trace", process, [])
 
 
-def _process(timeline: Timeline, process: int | None) -> int:
+def chosen_process(timeline: Timeline, process: int | None) -> int:
     """The process that is meant; by default the one with the most kernels, the first of equals."""
     there = sorted(timeline.steps["process"].unique().tolist())
     if process is None:
@@ -221,20 +230,20 @@ def _process(timeline: Timeline, process: int | None) -> int:
     return process
 
 
-def _median_step(timeline: Timeline, steps: pd.DataFrame) -> tuple[pd.Series, str]:
+def median_step(timeline: Timeline, steps: pd.DataFrame) -> tuple[pd.Series, str]:
     """The step with the median wall time; the last one is left out if the file was cut off."""
     steps = steps.sort_values("start_us", kind="stable")
     if timeline.completeness.get("truncated") and len(steps) > 1:
         steps = steps.iloc[:-1]
     if len(steps) == 1:
         return steps.iloc[0], ""
-    walls = [_Window.of_step(timeline, steps.iloc[i]).wall_us for i in range(len(steps))]
+    walls = [StepWindow.of_step(timeline, steps.iloc[i]).wall_us for i in range(len(steps))]
     at = int(np.argsort(walls, kind="stable")[(len(walls) - 1) // 2])
     return steps.iloc[at], f"{steps.iloc[at]['name']} is the median of {len(steps)} steps by wall time"
 
 
 @dataclass
-class _Window:
+class StepWindow:
     """A step's time on the CPU, its whole time, and the rows of the process that matter."""
 
     start_us: float
@@ -249,10 +258,10 @@ class _Window:
         return self.end_us - self.start_us
 
     @classmethod
-    def of_step(cls, timeline: Timeline, step: pd.Series) -> _Window:
+    def of_step(cls, timeline: Timeline, step: pd.Series) -> StepWindow:
         if step["name"] == "whole trace":
             return cls.of_all(timeline, int(step["process"]))
-        c = _columns(timeline)
+        c = event_columns(timeline)
         start = float(step["start_us"])
         cpu_end = start + float(step["dur_us"])
         first, last = np.searchsorted(c.start, [start, cpu_end])  # events are sorted by their start
@@ -265,8 +274,8 @@ class _Window:
         return cls(start, cpu_end, end, np.sort(launched), calls, _thread(c, inside, int(step["thread"])))
 
     @classmethod
-    def of_all(cls, timeline: Timeline, process: int) -> _Window:
-        c = _columns(timeline)
+    def of_all(cls, timeline: Timeline, process: int) -> StepWindow:
+        c = event_columns(timeline)
         mine = (c.process == process) & ~c.is_other
         rows = np.flatnonzero(mine)
         work, cpu = np.flatnonzero(mine & c.is_work), np.flatnonzero(mine & c.is_cpu)
@@ -278,7 +287,7 @@ class _Window:
 
 
 @dataclass
-class _Columns:
+class EventColumns:
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     kind: NDArray[np.int8]
@@ -286,6 +295,8 @@ class _Columns:
     thread: NDArray[np.int64]
     tied: NDArray[np.int64]
     graph: NDArray[np.int64]
+    device: NDArray[np.int32]
+    is_blocking: NDArray[np.bool_]  # a copy call that returns only when the copy is done
 
     def __post_init__(self) -> None:
         self.is_work = np.isin(self.kind, [CODE[kind] for kind in GPU_WORK])
@@ -298,13 +309,13 @@ class _Columns:
         self.work_by_call = known[np.argsort(self.tied[known], kind="stable")]
 
 
-def _columns(timeline: Timeline) -> _Columns:
+def event_columns(timeline: Timeline) -> EventColumns:
     cached = timeline.__dict__.get("_bill_columns")
     if cached is not None and cached[0] is timeline.events:
         return cached[1]
     e = timeline.events
     start = e["start_us"].to_numpy()
-    columns = _Columns(
+    columns = EventColumns(
         start,
         start + e["dur_us"].to_numpy(),
         e["kind"].cat.codes.to_numpy(),
@@ -312,12 +323,22 @@ def _columns(timeline: Timeline) -> _Columns:
         e["thread"].to_numpy(),
         e["launched_by"].to_numpy(),
         e["graph_launch"].to_numpy(),
+        e["device"].to_numpy(),
+        _blocking(e),
     )
     timeline.__dict__["_bill_columns"] = (e, columns)
     return columns
 
 
-def _thread(c: _Columns, inside: NDArray[np.int64], marked: int | None) -> int:
+def _blocking(events: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which rows are copy calls that block: by name, each different name asked once."""
+    names = events["name"].cat
+    blocks = np.array([_BLOCKING.match(str(name)) is not None for name in names.categories], bool)
+    found = blocks[names.codes.to_numpy()] if len(blocks) else np.zeros(len(events), bool)
+    return found & (events["kind"] == "copy_call").to_numpy()
+
+
+def _thread(c: EventColumns, inside: NDArray[np.int64], marked: int | None) -> int:
     """The thread that launches most; without launches the marked one, or the one with the most events."""
     for rows in (inside[(c.is_launch | c.is_copy)[inside]], inside[c.is_cpu[inside]]):
         if len(rows):
@@ -329,10 +350,10 @@ def _thread(c: _Columns, inside: NDArray[np.int64], marked: int | None) -> int:
     return -1 if marked is None else marked
 
 
-def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: list[str]) -> Bill:
-    c = _columns(timeline)
+def _bill(timeline: Timeline, window: StepWindow, step: str, process: int, notes: list[str]) -> Bill:
+    c = event_columns(timeline)
     mine = c.process == process
-    cpu = _cpu_sets(c, mine, window)
+    cpu = cpu_sets(c, mine, window)
     gpu = _gpu_parts(c, mine, window, cpu)
     kernels = window.launched[c.is_kernel[window.launched]]
     single = window.calls[c.kind[window.calls] == CODE["launch"]]
@@ -344,6 +365,10 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
     notes = [*notes, *_late(c, mine, window)]
+    busy = _busy_by_gpu(c, mine, window)
+    if len(busy) > 1:
+        told = ", ".join(f"GPU {device} {us:,.0f} us" for device, us in busy.items())
+        notes.append(f"{len(busy)} GPUs; busy: {told}")
     if len(graphs):
         notes.append(
             "the profiler lists every kernel of a graph, which makes the graph launch itself dearer than it is "
@@ -367,10 +392,22 @@ def _bill(timeline: Timeline, window: _Window, step: str, process: int, notes: l
         mode=str(timeline.about.get("mode") or ""),
         about=timeline.about,
         notes=notes,
+        busy_by_gpu=busy,
     )
 
 
-def _late(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> list[str]:
+def _busy_by_gpu(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> dict[int, float]:
+    """Microseconds in which each GPU was busy."""
+    work = np.flatnonzero(mine & c.is_work)
+    found = {}
+    for device in np.unique(c.device[work]):
+        rows = work[c.device[work] == device]
+        busy = intervals.clip(intervals.union(c.start[rows], c.end[rows]), window.start_us, window.end_us)
+        found[int(device)] = intervals.length(busy)
+    return found
+
+
+def _late(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> list[str]:
     """Says so if the GPU begins long after the first launch although nothing in the trace keeps it."""
     known = window.launched[c.tied[window.launched] >= 0]
     if not len(known):
@@ -386,7 +423,7 @@ def _late(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> list[str]:
     ]
 
 
-def _cpu_sets(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> dict[str, intervals.Set]:
+def cpu_sets(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> dict[str, intervals.Set]:
     """Disjoint sets of time that together are the whole window, by part."""
     on = np.flatnonzero(mine & c.is_cpu & (c.thread == window.thread))
     on = on[(c.start[on] < window.cpu_end_us) & (c.end[on] > window.start_us)]
@@ -396,6 +433,9 @@ def _cpu_sets(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> dict[str
     sets: dict[str, intervals.Set] = {}
     for part in _PRIORITY:
         rows = on[np.isin(c.kind[on], [CODE[kind] for kind in CPU_PARTS[part]])]
+        if part in ("waiting", "copies"):  # a copy that blocks is a wait
+            blocking = on[c.is_blocking[on]]
+            rows = np.union1d(rows, blocking) if part == "waiting" else np.setdiff1d(rows, blocking)
         covered = intervals.union(c.start[rows], c.end[rows])
         sets[part] = intervals.intersect(left, covered)
         left = intervals.subtract(left, covered)
@@ -405,21 +445,21 @@ def _cpu_sets(c: _Columns, mine: NDArray[np.bool_], window: _Window) -> dict[str
 
 
 def _gpu_parts(
-    c: _Columns, mine: NDArray[np.bool_], window: _Window, cpu: dict[str, intervals.Set]
+    c: EventColumns, mine: NDArray[np.bool_], window: StepWindow, cpu: dict[str, intervals.Set]
 ) -> dict[str, float]:
     """Busy, and idle by what the CPU did meanwhile; gaps between nodes of one replay apart."""
     work = np.flatnonzero(mine & c.is_work)
     busy = intervals.clip(intervals.union(c.start[work], c.end[work]), window.start_us, window.end_us)
     idle = intervals.complement(busy, window.start_us, window.end_us)
-    inside = intervals.intersect(idle, _replays(c, work[c.graph[work] >= 0]))
+    inside = intervals.intersect(idle, replays(c, work[c.graph[work] >= 0]))
     idle = intervals.subtract(idle, inside)
     parts = {"busy": intervals.length(busy)}
-    for name, causes in _IDLE.items():
+    for name, causes in IDLE_CAUSES.items():
         parts[name] = sum(intervals.length(intervals.intersect(idle, cpu[cause])) for cause in causes)
     return parts | {"idle_inside_graph": intervals.length(inside)}
 
 
-def _replays(c: _Columns, rows: NDArray[np.int64]) -> intervals.Set:
+def replays(c: EventColumns, rows: NDArray[np.int64]) -> intervals.Set:
     """From the first node's start to the last node's end of each graph launch."""
     if not len(rows):
         return intervals.EMPTY
@@ -428,7 +468,7 @@ def _replays(c: _Columns, rows: NDArray[np.int64]) -> intervals.Set:
     return intervals.union(np.minimum.reduceat(c.start[rows], first), np.maximum.reduceat(c.end[rows], first))
 
 
-def _queue(c: _Columns, kernels: NDArray[np.int64]) -> dict[str, float]:
+def _queue(c: EventColumns, kernels: NDArray[np.int64]) -> dict[str, float]:
     """How far the CPU runs ahead, at the return of each launch."""
     kernels = kernels[c.tied[kernels] >= 0]
     returned = c.end[c.tied[kernels]]
@@ -445,7 +485,7 @@ def _queue(c: _Columns, kernels: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
-def _article(c: _Columns, launched: NDArray[np.int64]) -> float:
+def _article(c: EventColumns, launched: NDArray[np.int64]) -> float:
     """Sum over launches of the larger of the call and what it ran; work without a launch counts its run time."""
     kernels = launched[c.is_kernel[launched]]
     known = kernels[c.tied[kernels] >= 0]

@@ -30,7 +30,10 @@ _MEANING = {
 
 
 def reading_table(bills: Sequence[Bill]) -> pd.DataFrame:
-    """Bills side by side for people: the parts in words, times with their share of the wall time, then the counts."""
+    """Bills side by side for people: the parts in words, times with their share of the wall time, then the counts.
+
+    Where no GPU was at work, only the CPU's side and the launches are shown.
+    """
     import pandas as pd
 
     rows: list[dict[str, str]] = []
@@ -40,7 +43,8 @@ def reading_table(bills: Sequence[Bill]) -> pd.DataFrame:
         rows.append({"": side, "part": label, **dict(zip(names, cells))})
 
     row("wall", "", [f"{one.wall_us:,.0f} us" for one in bills])
-    for side in ("cpu", "gpu"):
+    saw_gpu = any(one.saw_gpu for one in bills)
+    for side in ("cpu", "gpu") if saw_gpu else ("cpu",):
         sides = [one.parts if side == "cpu" else one.gpu for one in bills]
         for part in sides[0]:
             if any(parts[part] > 0 for parts in sides):
@@ -49,10 +53,13 @@ def reading_table(bills: Sequence[Bill]) -> pd.DataFrame:
                     _MEANING[part],
                     [_time(parts[part], one.wall_us) for parts, one in zip(sides, bills)],
                 )
-    row("kernels", "tied to their launch", [f"{one.kernels_tied:,} of {one.kernels:,}" for one in bills])
-    row("", "run by a graph launch", [f"{one.kernels_in_graphs:,} of {one.kernels:,}" for one in bills])
+    if saw_gpu:
+        row("kernels", "tied to their launch", [f"{one.kernels_tied:,} of {one.kernels:,}" for one in bills])
+        row("", "run by a graph launch", [f"{one.kernels_in_graphs:,} of {one.kernels:,}" for one in bills])
     row("launches", "one by one", [_calls(one.launches, one.median_launch_us) for one in bills])
     row("", "of graphs", [_calls(one.graph_launches, one.median_graph_launch_us) for one in bills])
+    if not saw_gpu:
+        return pd.DataFrame(rows)
     ahead = [f"{one.queue_depth['median']:,.0f} (at most {one.queue_depth['max']:,.0f})" for one in bills]
     row("queue", "kernels that wait, median", ahead)
     row("article", "sum of max(launch, run)", [f"{one.article_formula_us:,.0f} us" for one in bills])

@@ -132,7 +132,12 @@ def parse(
         raws: Sequence[Any] = whole.traceEvents if isinstance(whole, _File) else whole
         header = whole.header() if isinstance(whole, _File) else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raws, header, what = trace_text.salvage(data, source)
+        try:
+            raws, header, what = trace_text.salvage(data, source)
+        except TimelineError as error:
+            if not warnings:
+                raise
+            raise TimelineError(f"{'; '.join(warnings)}: {error}") from None
         warnings += what
         truncated = True
     builder = _Builder(python)
@@ -272,14 +277,16 @@ class _Builder:
                     if e.ts is not None and begun.ts is not None:
                         begun.dur = float(_exactly(e.ts) - _exactly(begun.ts))
                         whole.append(begun)
+                    else:
+                        self.skipped["without a time"] += 1
                 else:
                     self.skipped["end without a begin"] += 1
-            elif e.ph == "M" and e.args is not None and e.args.name:
-                if e.name == "thread_name":
-                    self.thread_names[e.pid, e.tid] = e.args.name
-                elif e.name == "process_name":
-                    self.process_names[e.pid] = e.args.name
             else:
+                if e.ph == "M" and e.args is not None and e.args.name:
+                    if e.name == "thread_name":
+                        self.thread_names[e.pid, e.tid] = e.args.name
+                    elif e.name == "process_name":
+                        self.process_names[e.pid] = e.args.name
                 label = {
                     "i": "instant",
                     "I": "instant",
@@ -379,7 +386,8 @@ def _integers(values: list[int | None], dtype: Any) -> NDArray[Any]:
 def _repaired(columns: list[NDArray[Any]], skipped: Counter[str]) -> list[NDArray[Any]]:
     """Drops events whose time is no number or whose end lies before their start; counts them."""
     start, dur = columns[0], columns[1]
-    finite = np.isfinite(start) & np.isfinite(dur)
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(start) & np.isfinite(dur) & np.isfinite(start + dur)
     backwards = finite & (dur < 0)
     skipped["time or duration is no number"] += int((~finite).sum())
     skipped["negative duration"] += int(backwards.sum())

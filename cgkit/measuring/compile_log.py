@@ -122,7 +122,9 @@ class CompilationLog(Shown):
         by_stage: dict[str, list[dict[str, Any]]] = {}
         for row in self._rows:
             by_stage.setdefault(row["stage"], []).append(row)
-        lines = [f"CompilationLog of {self.model_name or 'nothing'}: {len(self._rows)} entries"]
+        lines = [
+            f"CompilationLog of {self.model_name or ('pieces' if self._rows else 'nothing')}: {len(self._rows)} entries"
+        ]
         for stage, rows in by_stage.items():
             caches = [row.get("cache", "") for row in rows]
             said = ", ".join(f"{caches.count(c)} {_CACHE_WORDS[c]}" for c in _CACHE_WORDS if c in caches)

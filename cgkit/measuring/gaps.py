@@ -26,15 +26,15 @@ def gaps(timeline: Timeline) -> pd.DataFrame:
     """
     import pandas as pd
 
-    c = bill._columns(timeline)
+    c = bill.event_columns(timeline)
     device = timeline.events["device"].to_numpy()
     parts = []
     for process in timeline.steps["process"].unique():
         mine = c.process == process
         if not (mine & c.is_work).any():
             continue
-        window = bill._Window.of_all(timeline, int(process))
-        cpu = bill._cpu_sets(c, mine, window)
+        window = bill.StepWindow.of_all(timeline, int(process))
+        cpu = bill.cpu_sets(c, mine, window)
         for gpu in np.unique(device[mine & c.is_work]):
             work = np.flatnonzero(mine & c.is_work & (device == gpu))
             for cause, found in _by_cause(c, work, window, cpu).items():
@@ -47,15 +47,15 @@ def gaps(timeline: Timeline) -> pd.DataFrame:
 
 
 def _by_cause(
-    c: bill._Columns, work: np.ndarray, window: bill._Window, cpu: dict[str, intervals.Set]
+    c: bill.EventColumns, work: np.ndarray, window: bill.StepWindow, cpu: dict[str, intervals.Set]
 ) -> dict[str, intervals.Set]:
     """The idle time of one GPU as disjoint sets, in the bill's order of causes."""
     busy = intervals.union(c.start[work], c.end[work])
     idle = intervals.complement(busy, window.start_us, window.end_us)
-    inside = intervals.intersect(idle, bill._replays(c, work[c.graph[work] >= 0]))
+    inside = intervals.intersect(idle, bill.replays(c, work[c.graph[work] >= 0]))
     idle = intervals.subtract(idle, inside)
     sets = {}
-    for cause, sources in bill._IDLE.items():
+    for cause, sources in bill.IDLE_CAUSES.items():
         both = np.concatenate([cpu[source] for source in sources])
         sets[cause] = intervals.intersect(idle, intervals.union(both[:, 0], both[:, 1]))
     return sets | {"idle_inside_graph": inside}

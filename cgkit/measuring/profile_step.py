@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 #: The range around a whole step, its end on the GPU included.
 STEP = "cgkit step"
 _one_at_a_time = threading.Lock()
+_here = threading.local()  # .profiles: this thread holds the lock
 
 
 def profile_step(
@@ -100,10 +101,14 @@ def trace_steps(
         raise CgkitError(f"steps={steps}, warmup={warmup}: profile at least one step")
     if torch_hooks.profiler_runs():
         raise CgkitError(
-            "a torch profiler is running in this thread already, and there is only one: end it first, or write "
+            "a torch profiler is running in this process already, and there is only one: end it first, or write "
             "its trace and read that with Timeline.from_trace(path)"
         )
-    with _one_at_a_time:
+    if getattr(_here, "profiles", False):
+        raise CgkitError(
+            "fn calls profile_step itself, and there is only one profiler: profile what fn calls"
+        )
+    with _one_at_a_time, _profiling_here():
         marker = _Marker()
         roots = [modules] if modules is not None else _eager_modules(fn)
         for _ in range(warmup):
@@ -121,6 +126,16 @@ def trace_steps(
         found["mode"] = "torch.compile" if outer == "compiled" else outer
     trace["cgkit"] = _machine() | found | {"steps": steps} | dict(about or {})
     return trace
+
+
+@contextmanager
+def _profiling_here() -> Iterator[None]:
+    """Lets this thread know that it holds the lock: it would wait for itself."""
+    _here.profiles = True
+    try:
+        yield
+    finally:
+        _here.profiles = False
 
 
 class _Marker:
@@ -185,11 +200,25 @@ def _eager_modules(fn: Any) -> list[nn.Module]:
     elif inspect.ismethod(fn):
         named = [fn.__self__]
     elif inspect.isfunction(fn):
-        outer = inspect.getclosurevars(fn)
-        named = [*outer.nonlocals.values(), *outer.globals.values()]
+        named = _named_by(inspect.unwrap(fn))  # a step is often decorated: ``@torch.no_grad()``
     else:
         named = []
     return [module for module in named if isinstance(module, nn.Module) and _runs_eagerly(module)]
+
+
+def _named_by(function: Any) -> list[Any]:
+    """The values of the closure and of the globals that a function names."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # the variable has no value yet
+            continue
+    known = function.__globals__
+    return found + [known[name] for name in code.co_names if name in known]
 
 
 def _runs_eagerly(module: nn.Module) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cgkit.measuring.bill import Bill
 
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 #: The annotation that our own runs put around a whole step.
 OUR_STEP = "cgkit step"
 WHOLE = "whole trace"
@@ -195,9 +195,9 @@ class Timeline(Shown):
 
         windows = []
         for one in timelines:
-            process = bill._process(one, None)
+            process = bill.chosen_process(one, None)
             steps = one.steps[one.steps["process"] == process]
-            window = bill._Window.of_step(one, bill._median_step(one, steps)[0])
+            window = bill.StepWindow.of_step(one, bill.median_step(one, steps)[0])
             windows.append((window.start_us, window.end_us))
         told = [
             str(t.about.get("mode") or t.about.get("source") or f"run {i}") for i, t in enumerate(timelines)
@@ -223,7 +223,7 @@ class Timeline(Shown):
         if not len(found):
             there = ", ".join(str(one) for one in self.steps["step"].unique()[:12])
             raise TimelineError(f"step {step} is not in the trace; there are: {there}")
-        window = bill._Window.of_step(self, found.iloc[0])
+        window = bill.StepWindow.of_step(self, found.iloc[0])
         return window.start_us, window.end_us
 
     def explore(self, *, step: int | None = None, height: int = 440, **options: Any) -> Any:

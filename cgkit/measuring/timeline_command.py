@@ -82,7 +82,7 @@ def run(
         TimelineError: a trace cannot be read, or has no such step.
         CgkitError: the page cannot be written.
     """
-    page = _writable(Path(out))
+    page = _writable(out, paths)
     timeline = Timeline.from_trace(list(paths), python=python)
     processes = _processes(timeline)
     if not processes:
@@ -130,17 +130,20 @@ def _bill_facts(one: Bill) -> dict[str, Any]:
 _COUNTED = ("kernels", "kernels_tied", "kernels_in_graphs", "launches", "graph_launches")
 
 
-def _writable(path: Path) -> Path:
-    """``path``, if a file can be written there: asked before the work, not after it."""
+def _writable(out: str | Path, traces: Sequence[str | Path]) -> Path:
+    """``out``, if a file can be written there that is no trace: asked before the work, not after it."""
+    path = Path(out)
+    if any(path.exists() and Path(one).exists() and path.samefile(one) for one in traces):
+        raise CgkitError(f"out={str(path)!r} is one of the traces; name another file")
     try:
-        if path.is_dir():
+        if path.is_dir() or str(out).endswith(("/", os.sep)):
             raise IsADirectoryError(0, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise CgkitError(
-            f"out={str(path)!r} cannot be written ({error.strerror}); name another file"
+            f"out={str(out)!r} cannot be written ({error.strerror}); name another file"
         ) from error
     return path
 
@@ -171,7 +174,7 @@ def _html(result: TimelineResult) -> str:
     busy = first.gpu["busy"] / first.wall_us if first.wall_us else 0.0
     facts = [
         ("wall time", f"{first.wall_us / 1000:,.3f} ms"),
-        ("GPU busy", f"{100 * busy:.1f} %"),
+        ("GPU busy", f"{100 * busy:.1f} %" if first.saw_gpu else "no GPU events"),
         (
             "kernels tied to their launch",
             f"{t.completeness['kernels_tied']:,} of {t.completeness['kernels']:,}",

@@ -53,9 +53,10 @@ def frame(raws: list[RawTrace]) -> tuple[pd.DataFrame, list[int | str], list[str
     base = min(absolute_base_us(raw) for raw in raws)
     files, warnings = [], []
     processes: list[int | str] = []
+    ranks = _ranks(raws)
     for number, raw in enumerate(raws):
         offset = float(absolute_base_us(raw) - base)
-        columns = _file(raw, number, offset, len(processes), several=len(raws) > 1)
+        columns = _file(raw, number, ranks[number], offset, len(processes), several=len(raws) > 1)
         processes += columns.processes
         warnings += columns.warnings
         files.append(columns)
@@ -73,7 +74,7 @@ def absolute_base_us(raw: RawTrace) -> Any:
         return raw.base_us
 
 
-def _file(raw: RawTrace, number: int, offset_us: float, first: int, several: bool) -> Columns:
+def _file(raw: RawTrace, number: int, rank: str, offset_us: float, first: int, several: bool) -> Columns:
     kind = kinds_of(raw.categories, raw.names, raw.category, raw.name)
     gpu = np.isin(kind, _GPU)
     process, pids, warnings = _processes(raw, kind, gpu)
@@ -92,7 +93,6 @@ def _file(raw: RawTrace, number: int, offset_us: float, first: int, several: boo
     process = _processes_of_gpu(process, gpu, device, tied, len(pids))
     warnings += _skew(raw.start_us, work, tied)
     thread = np.where(gpu, -1, thread)
-    rank = _rank(raw, number)
     lanes, lane = _lanes(raw, process, thread, device, stream, gpu, kind, pids, rank)
     if several:
         warnings = [f"{raw.source or f'file {number}'}: {text}" for text in warnings]
@@ -213,6 +213,12 @@ def _numbers(labels: list[int | str]) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
+def _ranks(raws: list[RawTrace]) -> list[str]:
+    """What each file's lanes are called after; files that say the same rank (of two runs, say) stay apart."""
+    ranks = [_rank(raw, number) for number, raw in enumerate(raws)]
+    return [f"{rank} (file {number})" if ranks.count(rank) > 1 else rank for number, rank in enumerate(ranks)]
+
+
 def _rank(raw: RawTrace, number: int) -> str:
     info = raw.header.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
@@ -241,7 +247,7 @@ def _lanes(
             names.append(f"{owner} · GPU {what} stream {on_stream}")
             continue
         tid, pid = raw.tids[what], raw.pids[raw.pid[row]]
-        called = "main" if tid == pid else raw.thread_names.get((pid, tid), "")
+        called = "main" if tid == pid and tid != 0 else raw.thread_names.get((pid, tid), "")
         called = "" if called.startswith("thread ") else called
         names.append(f"{owner} · thread {tid}" + (f" ({called})" if called else ""))
     return names, lane.reshape(-1).astype(np.int32)

@@ -29,6 +29,8 @@ def contents(path: Path) -> tuple[bytes | bytearray, list[str]]:
         data, warnings = _gunzip(data, path.name)
     if data[:3] == b"\xef\xbb\xbf":
         data = data[3:]
+    elif data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what a shell on Windows makes of a file that it redirects
+        data = data.decode("utf-16", "replace").encode()
     return data, warnings
 
 
@@ -49,6 +51,8 @@ def _gunzip(packed: bytes | bytearray, name: str) -> tuple[bytearray, list[str]]
                 return text, [f"the gzip stream is damaged after {len(text):,} bytes of text ({error})"]
             raise TimelineError(f"{name} is no readable gzip file: {error}") from None
         if not one.eof:
+            if not text:
+                raise TimelineError(f"{name}: the gzip stream ends before its first byte of text")
             return text, [f"the gzip stream ends in the middle, after {len(text):,} bytes of text"]
         view = view[view.nbytes - left :]
         if bytes(view[:2]) != b"\x1f\x8b":  # padding after the last member

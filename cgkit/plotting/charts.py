@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
 from cgkit.plotting.folding import blocks_of_equal
-from cgkit.plotting.style import About, put_title
+from cgkit.plotting.style import About, put_title, styled
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_styled = style.styled
 
-
-@_styled
+@styled
 def compile_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """When each piece was compiled, one row a *different* piece; equal ones share it and cost nothing.
 
@@ -73,7 +71,7 @@ def _compile_note(ax: Axes, y: int, left: float, right: float, total: float, gro
     )
 
 
-@_styled
+@styled
 def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """Time to record each size, stacked by mode. ``frame``: ``mode``, ``num_tokens``, ``seconds``."""
     ax = style.new_axes(ax, 8.4, 2.6)
@@ -95,7 +93,7 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     return ax
 
 
-@_styled
+@styled
 def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """Tokens of each step: those asked for, those that only pad, and how the step ran.
 
@@ -154,7 +152,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     return ax
 
 
-@_styled
+@styled
 def ms_per_token(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """The median time of a decode step by mode, with the middle half of the steps as a whisker.
 

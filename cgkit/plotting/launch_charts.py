@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from cgkit.plotting.charts import _styled
 from cgkit.plotting.style import (
     COMPILED,
     EAGER,
@@ -22,6 +21,7 @@ from cgkit.plotting.style import (
     About,
     new_axes,
     put_title,
+    styled,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _KINDS = {
 _MARKERS = {"eager": "o", "compiled": "s", "PIECEWISE": "^", "FULL": "D"}
 
 
-@_styled
+@styled
 def launch_costs(
     launches: pd.DataFrame, about: About | None = None, *, bins: int = 48, ax: Axes | None = None
 ) -> Axes:
@@ -84,7 +84,7 @@ def launch_costs(
     return ax
 
 
-@_styled
+@styled
 def launch_overhead(
     frame: pd.DataFrame,
     about: About | None = None,
@@ -131,7 +131,7 @@ def launch_overhead(
     return ax
 
 
-@_styled
+@styled
 def against_nodes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """The host time of one graph launch against the number of nodes, and the same kernels launched one by one.
 
@@ -190,7 +190,7 @@ def against_nodes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     return ax
 
 
-@_styled
+@styled
 def crossover(
     frame: pd.DataFrame, crossings: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None
 ) -> Axes:

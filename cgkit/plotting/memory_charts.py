@@ -107,8 +107,10 @@ def orders(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
     """The pool's reserved bytes over the recordings, for each order of sizes.
 
     ``frame``: ledgers one under the other, with a column ``order_of_sizes``
-    (:func:`cgkit.measuring.memory.compare_orders`).
+    (:func:`cgkit.measuring.memory.compare_orders`); of a recorded ledger, its column ``run``.
     """
+    if "order_of_sizes" not in frame and "run" in frame:
+        frame = frame[frame["run"] != "both modes"].assign(order_of_sizes=frame["run"])
     ax = style.new_axes(ax, 8.4, 3.0)
     scale, unit = _scale(frame["reserved_after_bytes"].max() if len(frame) else 0)
     looks = [(style.MEMORY, "-"), (style.PADDING, "--"), (style.COMPILED, ":")]
@@ -183,13 +185,19 @@ def segments(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
 
 @styled
 def lifetimes(
-    frame: pd.DataFrame, replays: Sequence[str], about: About | None = None, *, ax: Axes | None = None
+    frame: pd.DataFrame,
+    replays: Sequence[str] | None = None,
+    about: About | None = None,
+    *,
+    ax: Axes | None = None,
 ) -> Axes:
     """A bar an output: from the replay that writes it to the one that overwrites it.
 
     Solid until its last reader inside the step, pale while it merely happens to be intact still; a cross where it is
-    overwritten. ``frame`` and ``replays``: of :class:`cgkit.measuring.lifetimes.Lifetimes`.
+    overwritten. ``frame`` and ``replays``: of :class:`cgkit.measuring.lifetimes.Lifetimes`; without ``replays`` (a
+    recording has none) they are read off the frame.
     """
+    replays = _replays(frame) if replays is None else replays
     rows = frame.to_dict("records")
     ax = style.new_axes(ax, 8.4, min(1.6 + 0.16 * max(len(rows), 6), 9.0))
     end = len(replays)
@@ -241,11 +249,15 @@ def prediction(
 ) -> Axes:
     """The predicted peak of each size (bars), the measured one beside it, and both reserved curves.
 
-    ``frame``: :meth:`PoolPrediction.to_frame`; ``measured``: a ledger's frame, or None.
+    ``frame``: :meth:`PoolPrediction.to_frame`; ``measured``: a ledger's frame, or None. Or ``frame`` alone is what
+    :meth:`PoolPrediction.compare` gives, also recorded: of several runs the first is drawn.
     """
     ax = style.new_axes(ax, 8.4, 3.2)
-    steps = _by_step(frame)
-    real = None if measured is None else _by_step(measured)
+    if "predicted_allocated_bytes" in frame:
+        steps, real = _compared(frame, "predicted"), _compared(frame, "measured")
+    else:
+        steps = _by_step(frame)
+        real = None if measured is None else _by_step(measured)
     top = max([steps["reserved"].max(), 0 if real is None else real["reserved"].max()])
     scale, unit = _scale(top)
     wide = 0.36 if real is not None else 0.7
@@ -295,6 +307,23 @@ def _by_step(frame: pd.DataFrame) -> pd.DataFrame:
     return grouped.agg(
         peak=("peak_allocated_bytes", "max"), reserved=("reserved_after_bytes", "last")
     ).reset_index()
+
+
+def _compared(frame: pd.DataFrame, side: str) -> pd.DataFrame:
+    """One side of a comparison, of its first run, as :func:`_by_step` has it."""
+    if "run" in frame:
+        frame = frame[frame["run"] == frame["run"].iloc[0]]
+    names = {f"{side}_allocated_bytes": "peak", f"{side}_reserved_bytes": "reserved"}
+    return frame.rename(columns=names).reset_index(drop=True)
+
+
+def _replays(frame: pd.DataFrame) -> list[str]:
+    """The replays that wrote outputs, by their place; one that wrote none has no name."""
+    known = {
+        int(row["written_at"]): f"{row['name']} @ {row['num_tokens']}" for row in frame.to_dict("records")
+    }
+    lost = frame["overwritten_at"].dropna()
+    return [known.get(at, "") for at in range(int(max([*known, *lost], default=-1)) + 1)]
 
 
 def _closed(values: Any) -> list[float]:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.charts import _styled
-from cgkit.plotting.style import INK, About, new_axes, put_title
+from cgkit.plotting.style import INK, About, new_axes, put_title, styled
 from cgkit.plotting.timeline_canvas import Band, Canvas, Window
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@_styled
+@styled
 def timeline(
     events: pd.DataFrame,
     about: About | None = None,
@@ -60,7 +59,7 @@ def timeline(
     return ax
 
 
-@_styled
+@styled
 def compare_timelines(
     frames: Sequence[pd.DataFrame],
     names: Sequence[str],
@@ -130,7 +129,7 @@ def _finish(
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / scale:,.6g}")
     start = canvases[0].window[0]
     begin = f", from {start / scale:,.2f} {unit} of the trace on" if len(drawn) == 1 and start else ""
-    notes = [textwrap.fill(note, int(figure.get_figwidth() * 11)) for note in _notes(canvases)]
+    notes = [textwrap.fill(note, int(figure.get_figwidth() * 11)) for note in _notes(drawn)]
     ax.set_xlabel("\n".join([f"time ({unit}){begin}", *notes]), fontsize=9)
     ax.grid(axis="x")
     entries = _legend(ax, canvases)
@@ -152,9 +151,10 @@ def _label_rows(ax: Axes, drawn: list[tuple[Canvas, Band]]) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def _notes(canvases: list[Canvas]) -> list[str]:
+def _notes(drawn: list[tuple[Canvas, Band]]) -> list[str]:
     """What the picture leaves out or draws together."""
     notes = []
+    canvases = [canvas for canvas, _ in drawn]
     merged, total = sum(c.merged for c in canvases), sum(c.merged + c.single for c in canvases)
     if merged:
         pixel = canvases[0].pixel_us
@@ -163,6 +163,8 @@ def _notes(canvases: list[Canvas]) -> list[str]:
             f"({pixel:,.{0 if pixel > 10 else 2}f} µs): not stretched; a column is as high as "
             "the share of its time that they fill"
         )
+    if too_deep := sum(band.layout.too_deep for _, band in drawn):
+        notes.append(f"nested too deep to be drawn (most_deep=None draws all): {too_deep:,} events")
     if left_out := sum(c.left_out_arrows for c in canvases):
         notes.append(f"without an arrow, so that the others can be seen: {left_out:,} launches")
     return notes

@@ -100,10 +100,11 @@ class Group:
 
 @dataclass
 class Layout:
-    """``row`` of each event (-1: not drawn), and the groups from the top."""
+    """``row`` of each event (-1: not drawn), the groups from the top, and how many lie too deep to be drawn."""
 
     groups: list[Group]
     row: np.ndarray
+    too_deep: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -130,6 +131,7 @@ def layout(
     kind = events["kind"].astype(str).to_numpy()
     lane_codes, lane_names = codes_of(events["lane"])
     groups: list[Group] = []
+    too_deep = 0
     side_of = np.array([_side(k) for k in kind], dtype=object) if len(kind) else np.array([], dtype=object)
     for code in _lane_order(events, lane_codes, lane_names, side_of):
         name = lane_names[code]
@@ -144,6 +146,7 @@ def layout(
                 continue
             depth = _depths(start[chosen], dur[chosen], _OVERLAP_US if side == "gpu" else _EPSILON_US)
             if most_deep is not None and side == "work":
+                too_deep += int((depth >= most_deep).sum())
                 depth[depth >= most_deep] = -1
             rows = int(depth.max()) + 1
             first = groups[-1].first_row + groups[-1].rows if groups else 0
@@ -151,7 +154,7 @@ def layout(
             process, device = (int(events[column].iloc[chosen[0]]) for column in ("process", "device"))
             groups.append(Group(_group_label(name, side), side, process, device, first, rows))
     _shorten(groups)
-    return Layout(groups, row)
+    return Layout(groups, row, too_deep)
 
 
 def _shorten(groups: list[Group]) -> None:

@@ -27,9 +27,13 @@ def profiler_range(name: str) -> AbstractContextManager[Any]:
 
 
 def profiler_runs() -> bool:
-    """Whether a torch profiler is running in this thread already (False where torch cannot tell).
+    """Whether a torch profiler is running already (False where torch cannot tell).
+
+    Two answers are asked for: torch's own, which knows this thread alone, and the flag that every profiler
+    written in Python sets for the whole process. A second one would end the first without a word.
 
     Run on torch 2.13.
     """
     asked = getattr(torch._C._autograd, "_profiler_enabled", None)
-    return False if asked is None else bool(asked())
+    elsewhere = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+    return bool(elsewhere) or (asked is not None and bool(asked()))

@@ -265,3 +265,51 @@ def test_the_fuzzer_would_notice_a_wrong_bill(tmp_path):
         one = whole(of(TEXT))
         one.parts["python"] += struct.calcsize("d")
         assert sum(one.parts.values()) == pytest.approx(one.wall_us, rel=1e-6, abs=1e-3)
+
+
+def test_times_whose_sum_is_no_number_and_steps_without_end():
+    trace = sample()
+    whole_before = len(trace.timeline().events)
+    trace.events.append(
+        {"ph": "X", "cat": "cpu_op", "name": "far", "pid": 1, "tid": 1, "ts": 1e308, "dur": 1e308}
+    )
+    trace.events.append(
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#" + "9" * 30, "pid": 100, "tid": 100, "ts": 100,
+         "dur": 1}
+    )  # fmt: skip
+    timeline = trace.timeline()
+    assert len(timeline.events) == whole_before + 1
+    assert timeline.completeness["skipped"]["time or duration is no number"] == 1
+    assert set(timeline.steps["step"]) == {1, 2}
+
+
+def test_a_packed_trace_of_a_few_bytes_says_that_it_is_cut(tmp_path):
+    path = sample().save(tmp_path / "t.json.gz")
+    packed = path.read_bytes()
+    for length in (10, 12, 60):
+        path.write_bytes(packed[:length])
+        with pytest.raises(TimelineError, match="gzip stream ends"):
+            read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_what_a_shell_made_of_the_text(tmp_path, encoding):
+    plain = sample().timeline()
+    text = json.dumps({**sample().header, "traceEvents": sample().events}, ensure_ascii=False)
+    (tmp_path / "t.json").write_bytes(text.encode(encoding))
+    timeline = read(tmp_path / "t.json")
+    assert list(timeline.events["name"]) == list(plain.events["name"])
+    assert timeline.completeness["warnings"] == plain.completeness["warnings"]
+
+
+def test_every_event_that_was_read_is_on_the_timeline_or_counted():
+    trace = sample()
+    trace.events += [
+        {"ph": "M", "name": "process_name", "pid": 100, "args": {"name": "python"}},
+        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "args": {"name": "main"}},
+        {"ph": "M", "name": "process_labels", "pid": 100, "args": {"labels": "CPU"}},
+        {"ph": "i", "name": "now", "pid": 100, "tid": 100, "ts": 5},
+    ]
+    found = trace.timeline().completeness
+    assert found["events"] + sum(found["skipped"].values()) == found["events_read"] == len(trace.events)
+    assert found["skipped"] == {"metadata": 3, "instant": 1}

@@ -67,6 +67,13 @@ def test_a_start_is_the_arrival_less_the_seconds():
     assert now - 0.03 - 0.02 <= row["start_s"] <= now - 0.03
 
 
+def test_a_log_of_pieces_alone_does_not_call_itself_empty():
+    _, split = split_llama(1)
+    with record_compilation() as log:
+        compile_pieces(split, CompilationConfig(compiler="eager"))
+    assert repr(log).startswith("CompilationLog of pieces: ") and "nothing" not in repr(log)
+
+
 def test_it_reads_nothing_after_the_block():
     with record_compilation() as log:
         pass

@@ -12,6 +12,7 @@ from cgkit.measuring.record_memory import record_memory
 from cgkit.measuring.segments import pool_segments
 from cgkit.measuring.waterfall import PARTS, waterfall
 from cgkit.plotting import memory_charts
+from cgkit.plotting.style import title_of
 from tests.capturing.models import Layers, toy
 from tests.measuring.test_predict_pool import runner
 
@@ -173,10 +174,18 @@ def test_record_memory_writes_what_the_charts_need(tmp_path):
     memory_charts.ledger(ledgers[ledgers["run"] == "both modes"], about)
     memory_charts.segments(load("segments-"), about)
     memory_charts.waterfall(load("waterfall-"), about)
-    memory_charts.orders(ledgers[ledgers["run"] != "both modes"].assign(order_of_sizes=ledgers["run"]), about)
+    ax = memory_charts.orders(ledgers, about)
+    assert len(ax.lines) == 3  # a recorded ledger names its runs; the one in both modes is another story
     lives = load("lifetimes-")
-    memory_charts.lifetimes(lives, [str(n) for n in range(int(lives["written_at"].max()) + 1)], about)
+    ax = memory_charts.lifetimes(lives, about=about)
+    assert ax.get_xlim()[1] > lives["written_at"].max()
+    assert {f"{row['name']} @ {row['num_tokens']}" for row in lives.to_dict("records")} >= {
+        label.get_text() for label in ax.get_xticklabels()
+    }
     compared = load("prediction-")
+    first = compared[compared["run"] == compared["run"].iloc[0]]
+    ax = memory_charts.prediction(compared, about=about)
+    assert len(ax.patches) == 2 * len(first) and "measured" in title_of(ax)
     rows = compared[compared["run"] == "large to small"]
     assert (rows["predicted_allocated_bytes"] == rows["measured_allocated_bytes"]).all()
     facts = load("")

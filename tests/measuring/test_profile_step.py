@@ -262,8 +262,63 @@ def test_other_threads_may_run_meanwhile():
 
 def test_a_profiler_that_runs_already_is_refused():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        with pytest.raises(CgkitError, match="running in this thread already"):
+        with pytest.raises(CgkitError, match="running in this process already"):
             trace_steps(lambda: None)
+
+
+def test_a_profiler_of_another_thread_is_not_ended():
+    begun, end = threading.Event(), threading.Event()
+
+    def profiles():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            begun.set()
+            end.wait(30)
+
+    other = threading.Thread(target=profiles)
+    other.start()
+    try:
+        assert begun.wait(30)
+        with pytest.raises(CgkitError, match="running in this process already"):
+            trace_steps(lambda: None)
+    finally:
+        end.set()
+        other.join()
+
+
+def test_a_step_that_profiles_itself_is_refused():
+    told: list[BaseException] = []
+
+    def nested():
+        try:
+            trace_steps(lambda: trace_steps(lambda: None))
+        except CgkitError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=nested, daemon=True)  # it used to wait for itself
+    thread.start()
+    thread.join(30)
+    assert len(told) == 1 and "only one profiler" in str(told[0])
+    assert STEP in names_of(trace_steps(lambda: None, steps=1))  # nothing is left behind
+
+
+def test_a_decorated_step_names_its_modules_too():
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
+
+    @torch.no_grad()
+    def step():
+        return model(x)
+
+    assert _eager_modules(step) == [model]
+
+
+def test_a_variable_without_a_value_yet_names_nothing():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+    def step():
+        return model(x) if x is not None else later(x)
+
+    assert _eager_modules(step) == [model]
+    later = model
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}])

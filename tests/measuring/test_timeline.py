@@ -274,3 +274,24 @@ def test_the_amd_replay_is_one_launch_with_421_kernels():
     assert (timeline.kernels["graph_launch"] == launch).sum() == 421
     notes = timeline.bill().notes
     assert any("earlier work is probably missing" in note for note in notes)
+
+
+def test_files_that_say_the_same_rank_are_kept_apart(tmp_path):
+    paths = []
+    for number in range(2):
+        trace = Trace(header={"distributedInfo": {"rank": 3}})
+        eager_step(trace, 0, kernels=2 + number)
+        paths.append(trace.save(tmp_path / f"{number}.json"))
+    events = Timeline.from_trace(paths).events
+    per_lane = events.groupby("lane", observed=True)["process"].nunique()
+    assert len(per_lane) == 4 and (per_lane == 1).all()
+    assert Timeline.from_trace(paths[0]).events["lane"].iloc[0].startswith("rank 3 ·")
+
+
+def test_threads_that_torch_does_not_know_are_not_called_main():
+    events = [
+        {"ph": "X", "cat": "python_function", "name": "wait", "pid": 0, "tid": 0, "ts": 0, "dur": 9},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 5, "tid": 5, "ts": 1, "dur": 2},
+    ]
+    lanes = set(Timeline.from_events(events, python=True).events["lane"])
+    assert lanes == {"rank 0 · thread 0", "rank 0 · thread 5 (main)"}

@@ -155,3 +155,13 @@ def test_a_foreign_trace(tmp_path, capfd):
     facts = facts_of(capfd, trace_path("vllm-decode-full-mi300.json.gz"), "--out", tmp_path / "page.html")
     assert (facts["kernels"], facts["kernels_tied"], facts["kernels_in_graphs"]) == (425, 425, 421)
     assert facts["graph_launches"] == 1
+
+
+def test_the_page_is_never_written_over_a_trace_or_in_place_of_a_folder(trace, tmp_path):
+    before = trace.read_bytes()
+    with pytest.raises(CgkitError, match="is one of the traces"):
+        timeline_command.run([trace], out=trace)
+    assert trace.read_bytes() == before
+    with pytest.raises(CgkitError, match="it is a folder"):
+        timeline_command.run([trace], out=f"{tmp_path}/pages/")
+    assert not (tmp_path / "pages").is_file()

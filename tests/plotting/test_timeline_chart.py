@@ -213,3 +213,11 @@ def test_streams_and_processes_are_kept_apart():
 def test_names_are_shortened_to_what_tells(name, short):
     assert short_name(name, 60) == short
     assert len(short_name(name, 7)) <= 7
+
+
+def test_what_lies_too_deep_is_counted_in_the_note():
+    frame = timelines.pieces()
+    ax = timeline(frame, ABOUT, most_deep=1)
+    left_out = int((rows_of.layout(frame, None, 1, ("work", "calls", "gpu")).row < 0).sum())
+    assert left_out and f"draws all): {left_out:,} events" in ax.get_xlabel()
+    assert "too deep" not in timeline(frame, ABOUT, most_deep=None).get_xlabel()
