@@ -50,16 +50,17 @@ def errors(scheme, dtype, device):
     fused, pieces = compiled_hidden(model, device, passes=FUSIONS[:3])
     assert sum(matched(pieces.pass_reports).values()) > 0
     off = lambda got: (got.double().cpu() - reference).abs()  # noqa: E731
-    return off(unfused), off(fused), (fused.double() - unfused.double()).abs().max(), reference
+    return off(hidden(model, device)), off(unfused), off(fused), reference
 
 
 def assert_within_the_rounding(scheme, dtype, device):
-    unfused, fused, apart, reference = errors(scheme, dtype, device)
-    # FP8 keeps three bits: both are off by some of it. The fused operators round to bfloat16 where the model says so,
-    # which Inductor's own kernels leave out: a last bit, that FP8 now and then turns into a step of its own.
-    assert unfused.mean() < 0.1 * reference.abs().mean() and fused.mean() < 0.1 * reference.abs().mean()
-    assert fused.mean() <= 1.5 * unfused.mean()
-    assert apart <= 2 * unfused.max()
+    eager, unfused, fused, reference = errors(scheme, dtype, device)
+    # FP8 keeps three bits: each is off by some of it. The fused operators round to bfloat16 where the model says so, as
+    # eager does; Inductor's own kernels leave that out. So the fused graph may be off by as much as the worse of both.
+    for each in (eager, unfused, fused):
+        assert each.mean() < 0.1 * reference.abs().mean()
+    assert fused.mean() <= 1.1 * max(eager.mean(), unfused.mean())
+    assert fused.max() <= 1.1 * max(eager.max(), unfused.max())
 
 
 @pytest.mark.parametrize("scheme", ["static", pytest.param("per_token", marks=pytest.mark.slow)])
