@@ -281,7 +281,9 @@ class _Dedup:
         parser.add_argument(
             "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
         )
-        parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
+        parser.add_argument(
+            "--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"]
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -301,6 +303,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "passes": (
         "an FP8 Llama with each graph pass off and on: kernels a layer, bytes moved, step time",
         lambda: import_module("cgkit.measuring.bench_passes"),
+    ),
+    "adaptors": (
+        "the three ways to compile a piece: cold and warm start, handles and files",
+        lambda: import_module("cgkit.measuring.bench_adaptors"),
     ),
     "crossover": (
         "at which batch size a decode step stops being launch-bound, measured and predicted",
@@ -325,6 +331,14 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+    "startup": (
+        "a second process with nothing changed against the first: whole start and compile stage",
+        lambda: import_module("cgkit.measuring.bench_startup"),
+    ),
+    "static": (
+        "what a static, tuned compilation buys over the general one, against cuBLAS",
+        lambda: import_module("cgkit.measuring.bench_static"),
     ),
     "traces": (
         "reading and billing a profiler trace of a million events, against HolisticTraceAnalysis",

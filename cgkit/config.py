@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cgkit.errors import ConfigError
+from cgkit.token_ranges import Shape as Shape
+from cgkit.token_ranges import TokenRange as TokenRange
 
 
 class _ParsableEnum(enum.Enum):
@@ -106,6 +108,7 @@ PASSES: tuple[str, ...] = (
     "fix_functionalization",
 )
 
+COMPILERS: tuple[str, ...] = ("inductor", "inductor_patched", "eager")
 LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "tensorrt-llm")
 
 
@@ -127,11 +130,17 @@ class CompilationConfig:
     cudagraph_capture_sizes: tuple[int, ...] | str | None = None
     #: Sizes for which each piece also gets a static, tuned compilation.
     compile_sizes: tuple[int, ...] = ()
+    #: Last token counts of ranges that each get a compilation of their own (vLLM today:
+    #: ``compile_ranges_endpoints``): (8, 64) means 1 to 8 and 9 to 64. A compile size in a range wins over it.
+    #: A size above the last endpoint is served by the general callable (vLLM lets the last range reach to
+    #: ``max_num_batched_tokens``, and asserts that nothing lies outside). Nothing is tuned for a range.
+    compile_ranges: tuple[int, ...] = ()
     #: Unrecorded runs of each size before it is recorded.
     cudagraph_num_of_warmups: int = 1
     #: Copy the arguments into static buffers first. False: the caller always passes the same buffers.
     cudagraph_copy_inputs: bool = True
-    #: Which adaptor compiles a piece: "inductor" or "eager".
+    #: Which adaptor compiles a piece: one of :data:`COMPILERS`. "inductor_patched" is the article's
+    #: ``InductorAdaptor``, to be studied.
     compiler: str = "inductor"
     #: How the guards are avoided: "bytecode" (the article's hook) or "guard_filter" (vLLM today).
     dispatch: str = "bytecode"
@@ -182,7 +191,8 @@ class CompilationConfig:
                 )
             put("cudagraph_capture_sizes", sizes)
         put("compile_sizes", whole_sizes("compile_sizes", self.compile_sizes))
-        _one_of("compiler", self.compiler, ("inductor", "eager"))
+        put("compile_ranges", whole_sizes("compile_ranges", self.compile_ranges))
+        _one_of("compiler", self.compiler, COMPILERS)
         _one_of("dispatch", self.dispatch, ("bytecode", "guard_filter"))
         _one_of("compile_at", self.compile_at, ("start", "first_hit"))
         _one_of("graph_platform", self.graph_platform, ("auto", "cuda", "emulated"))
@@ -274,7 +284,7 @@ class CompilationConfig:
                     f"cudagraph_mode={mode.name} needs pieces, and level={level.value} ({level.name}) does not "
                     "split; use level 3, or cudagraph_mode='FULL'"
                 )
-            for name in ("splitting_ops", "compile_sizes"):
+            for name in ("splitting_ops", "compile_sizes", "compile_ranges"):
                 if getattr(self, name):
                     raise ConfigError(
                         f"{name}={list(getattr(self, name))} has no effect at level {level.value} "
@@ -300,7 +310,18 @@ class CompilationConfig:
             return f"+{name}" in given
         if "all" in given or "none" in given:
             return "all" in given
-        return self.level is CompilationLevel.NO_COMPILATION or self.compiler != "inductor"
+        return self.level is CompilationLevel.NO_COMPILATION or self.compiler == "eager"
+
+    @property
+    def token_ranges(self) -> tuple[TokenRange, ...]:
+        """The ranges between the endpoints in ``compile_ranges``."""
+        starts = (1, *(end + 1 for end in self.compile_ranges))
+        return tuple(TokenRange(start, end) for start, end in zip(starts, self.compile_ranges))
+
+    @property
+    def dynamo_backend(self) -> str:
+        """The backend of plain ``torch.compile`` (level 1): the patched adaptor has none, and is Inductor."""
+        return "eager" if self.compiler == "eager" else "inductor"
 
     @property
     def mode(self) -> CUDAGraphMode:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from cgkit.token_ranges import Shape
+
 
 @dataclass(frozen=True)
 class Event:
@@ -72,10 +74,10 @@ class GraphSplit(Event):
 
 @dataclass(frozen=True)
 class CompileRequested(Event):
-    """One piece at one shape was asked for (``shape`` None: the general, symbolic one)."""
+    """One piece at one shape was asked for (``shape`` None: the general, symbolic one; else a size or a range)."""
 
     piece: str
-    shape: int | None
+    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class PieceCompiled(Event):
     """A piece was really compiled (nothing shared, nothing loaded) by ``adaptor``."""
 
     piece: str
-    shape: int | None
+    shape: Shape
     adaptor: str
     key: str
     seconds: float
@@ -94,7 +96,7 @@ class PieceShared(Event):
     """A piece has the content of ``owner``, compiled before: its callable is used again."""
 
     piece: str
-    shape: int | None
+    shape: Shape
     owner: str
     key: str
 
@@ -119,7 +121,7 @@ class ArtifactLoaded(Event):
     """A compiled piece was read from disk instead of being compiled."""
 
     piece: str
-    shape: int | None
+    shape: Shape
     key: str
     path: str
     seconds: float

@@ -245,7 +245,7 @@ class CompiledModel:
         events.emit(events.ModelSeen(name))
         if level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
-            return torch.compile(self._weakly(type(self.model).forward), backend=self.config.compiler)
+            return torch.compile(self._weakly(type(self.model).forward), backend=self.config.dynamo_backend)
         return self._road(args, kwargs)
 
     def _weakly(self, function: Callable[..., Any]) -> Callable[..., Any]:

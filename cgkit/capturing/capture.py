@@ -207,7 +207,7 @@ class _Capture:
         """Runs without which a recording would hold the general shape for a compile size: a backend's very
         first run takes it always, and a size that compiles at first hit must be hit."""
         backends = self.captured.compiled.backends
-        unrun = first and any(b.compile_sizes and not b.first_run_finished for b in backends)
+        unrun = first and any(b.has_choice and not b.first_run_finished for b in backends)
         return unrun + any(b.compiles_when_hit(key.num_tokens) for b in backends)
 
     def _metadata_for(self, key: BatchDescriptor) -> Any:

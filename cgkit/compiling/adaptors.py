@@ -1,9 +1,10 @@
 """Who turns a piece's graph into a callable: Inductor, or nobody (eager).
 
 Implements the article's "InductorAdaptor 的「驯化」工作" (taming Inductor) with what replaced it:
-``standalone_compile``, which needs none of the article's three patches (the shape environment that
-always hits, the hijacked hash, the cache check switched off), because the piece is compiled inside
-a tracing context that carries the fake mode of the trace.
+``standalone_compile``, which needs none of the article's patches (the shape environment that always
+hits, the hijacked hash and file, the cache check switched off), because the piece is compiled inside
+a tracing context that carries the fake mode of the trace. The patched one lies beside it
+(:mod:`cgkit.compiling.inductor_adaptor`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.cache.folder import disabled
+from cgkit.compiling.fakes import renew_examples
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.compiling.passes import PassReports, PostGradPassManager
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, Shape
+from cgkit.errors import CompileError, ConfigError
 
 Runnable = Callable[..., Sequence[Any]]
 
@@ -32,10 +35,12 @@ class CompilerInterface(ABC):
     name: str
     #: Whether what it makes can be kept for another process.
     saves = False
+    #: Whether Inductor generates the code, so that its kernels can be counted.
+    generates = False
 
     @abstractmethod
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         """A callable that takes real arguments in the order of ``inputs`` and returns a sequence.
 
@@ -43,11 +48,22 @@ class CompilerInterface(ABC):
             graph_module: a piece; it returns a tuple, and is left as it is.
             inputs: one a placeholder: fakes of ``fake_mode``, SymInts (the callable takes the
                 number) or numbers. Where two share a storage the real ones will as well.
-            fake_mode: with symbols for the general shape, without for a static one.
-            runtime_shape: the token count, or None for the general shape.
+            fake_mode: with symbols for the general shape or a range, without for a static one.
+            runtime_shape: the token count, a range of them, or None for the general shape.
         """
 
-    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+    def save(self, runnable: Any) -> bytes | None:
+        """What :meth:`load` needs to make ``runnable`` in another process; None if it cannot be kept."""
+        return None
+
+    def load(self, content: bytes, inputs: Sequence[Any]) -> Runnable:
+        """The callable that :meth:`save` wrote; ``inputs`` as for :meth:`compile`.
+
+        Raises whatever torch raises on bytes that it cannot use.
+        """
+        raise CompileError(f"the adaptor {self.name} keeps nothing (saves is False)")
+
+    def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         """How this compiler is set for ``runtime_shape``: part of the content key."""
         return {"adaptor": self.name}
 
@@ -62,7 +78,7 @@ class EagerAdaptor(CompilerInterface):
     name = "eager"
 
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         forward = graph_module.forward
         grad_enabled = torch.is_grad_enabled
@@ -84,6 +100,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
     name = "inductor"
     saves = True
+    generates = True
 
     def __init__(self, options: Mapping[str, Any] | None = None, passes: Sequence[Any] = ()) -> None:
         """``options``: Inductor's options by name, for every piece and shape; ``passes``: graph passes, as in
@@ -93,11 +110,13 @@ class InductorStandaloneAdaptor(CompilerInterface):
         self.passes = PostGradPassManager(passes) if passes else None
 
     def compile(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: int | None
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
         own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
+        if isinstance(runtime_shape, int):
+            fix_sizes(own, inputs)
         if runtime_shape is not None:
-            _fix_sizes(own, inputs)
+            renew_examples(own, inputs, fake_mode)
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
             options["force_disable_caches"] = True
@@ -105,7 +124,15 @@ class InductorStandaloneAdaptor(CompilerInterface):
             options.update(self.passes.inductor_options())
         return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
 
-    def settings(self, runtime_shape: int | None) -> Mapping[str, Any]:
+    def save(self, runnable: Any) -> bytes | None:
+        """The artefact in torch's binary format."""
+        return torch_hooks.artifact_bytes(runnable)
+
+    def load(self, content: bytes, inputs: Sequence[Any]) -> Runnable:
+        """The artefact again; it needs no inputs."""
+        return torch_hooks.load_artifact(content)
+
+    def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         options = inductor_options_for(self._options, runtime_shape)
         passes = {"passes": self.passes} if self.passes is not None else {}
         return {
@@ -128,7 +155,19 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     """
     if config.compiler == "eager":
         return EagerAdaptor()
-    adaptor = InductorStandaloneAdaptor(config.inductor_compile_config, config.passes)
+    adaptor: CompilerInterface
+    if config.compiler == "inductor_patched":
+        from cgkit.compiling.inductor_adaptor import InductorAdaptor
+
+        if config.passes:
+            raise ConfigError(
+                f"passes={list(config.passes)} with compiler='inductor_patched': the article's adaptor runs no graph "
+                "passes; use compiler='inductor'"
+            )
+
+        adaptor = InductorAdaptor(config.inductor_compile_config)
+    else:
+        adaptor = InductorStandaloneAdaptor(config.inductor_compile_config, config.passes)
     if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
         warnings.warn(
             "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
@@ -141,8 +180,8 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     return adaptor
 
 
-def _fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Writes the numbers among ``inputs`` into the graph, and drops remembered symbolic shapes."""
+def fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Writes the numbers among ``inputs`` into the graph."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     numbers = {node: value for node, value in zip(placeholders, inputs) if isinstance(value, int)}
 
@@ -152,5 +191,4 @@ def _fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     for node in graph_module.graph.nodes:
         node.args = fx.map_arg(node.args, number)
         node.kwargs = fx.map_arg(node.kwargs, number)
-        node.meta.pop("example_value", None)
     graph_module.recompile()

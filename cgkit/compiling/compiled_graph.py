@@ -6,25 +6,28 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
-from cgkit.compiling.cache import cache_key
+from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
-from cgkit.compiling.fakes import static_version
+from cgkit.compiling.fakes import ranged_version, static_version, unread_offsets
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
+from cgkit.compiling.lifting import Lifted, lift_names, number_inputs
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
 from cgkit.compiling.passes import PassReports
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, TokenRange
 from cgkit.display import Shown
 from cgkit.forward_context import CaptureLock
 
@@ -38,7 +41,7 @@ def compile_pieces(
     """Compiles every piece of ``split`` that holds no splitting operator; equal pieces once.
 
     Each gets a callable for any token count and, with ``config.compile_at == "start"``, one for
-    each of ``config.compile_sizes``. Nothing runs and nothing is allocated on the way.
+    each of ``config.compile_sizes`` and ``config.compile_ranges``. Nothing runs and nothing is allocated on the way.
 
     Args:
         split: from :func:`cgkit.split_graph`, with example inputs.
@@ -74,17 +77,18 @@ class CompiledGraph(Shown):
         self._bound: Callable[..., Any] | None = None
         devices = _devices(split.example_inputs or ())
         adaptor = adaptor or make_adaptor(config, devices)
-        #: The key of these compilations: what they depend on, by name. See :mod:`cgkit.compiling.cache`.
-        self.cache_key = cache_key(config, _traced_files(split), devices, adaptor.settings(None))
+        self._make_key = functools.partial(
+            cache_key, config, _traced_files(split), devices, adaptor.settings(None)
+        )
         self.manager = CompilerManager(adaptor, open_cache(self.cache_key) if adaptor.saves else None)
         self._told: set[ContentKey] = set()
+        self._lifts: dict[fx.GraphModule, Lifted] = {}
+        self._numbers: list[Any] = []
         self._total = sum(not piece.is_splitting for piece in split.pieces)
         self._done = 0
         start = time.perf_counter()
         with torch_hooks.compile_lock():
-            interpreter = PiecewiseCompileInterpreter(
-                split, lambda graph, inputs: self.manager.key(graph, inputs, None), self._compile_general
-            )
+            interpreter = PiecewiseCompileInterpreter(split, self._key_of, self._compile_general)
             self._fake_mode = interpreter.fake_mode
             interpreter.run()
         self.seconds = time.perf_counter() - start
@@ -99,6 +103,15 @@ class CompiledGraph(Shown):
         """The model's class, or the fx graph's."""
         return self.split.model_name
 
+    @functools.cached_property
+    def cache_key(self) -> CacheKey:
+        """The key of these compilations: what they depend on, by name. See :mod:`cgkit.compiling.cache`.
+
+        With an adaptor that keeps nothing it is made when it is first asked for: it asks Inductor and the
+        C++ compiler, which an eager start has no other need for.
+        """
+        return self._make_key()
+
     @property
     def num_unique(self) -> int:
         """How many different pieces there are (general shape): what was really compiled."""
@@ -107,7 +120,8 @@ class CompiledGraph(Shown):
     # --- compiling ---
 
     def compile_static_sizes(self, sizes: Sequence[int] | None = None) -> None:
-        """Compiles ``sizes`` (default: all of ``config.compile_sizes``) for every piece, as far as missing.
+        """Compiles ``sizes`` for every piece, as far as missing (default: all of ``config.compile_sizes``, and
+        the ranges).
 
         Raises:
             CaptureLockedError: one is missing and capturing is finished.
@@ -117,13 +131,34 @@ class CompiledGraph(Shown):
             for backend in self.backends:
                 if backend.sym_shape_indices:
                     backend.compile_size(size)
+        for backend in self.backends if sizes is None else ():
+            for tokens in backend.range_entries:
+                backend.compile_range(tokens)
+
+    def _lifted(self, graph_module: fx.GraphModule) -> Lifted:
+        """The graph as it is compiled: without the names that its operators look things up by."""
+        if graph_module not in self._lifts:
+            self._lifts[graph_module] = lift_names(graph_module)
+        return self._lifts[graph_module]
+
+    def _key_of(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> ContentKey:
+        lifted = self._lifted(graph_module)
+        return self.manager.key(lifted.graph_module, self._with_numbers(lifted, inputs), None)
+
+    def _with_numbers(self, lifted: Lifted, inputs: Sequence[Any]) -> list[Any]:
+        """``inputs`` of the general shape, and a SymInt for each lifted name (the same ones for all pieces)."""
+        self._numbers = number_inputs(
+            self._fake_mode, max(len(lifted.numbers), len(self._numbers)), self._numbers
+        )
+        return [*inputs, *self._numbers[: len(lifted.numbers)]]
 
     def _compile_general(self, call: PieceCall) -> None:
         self._progress(call.piece.name)
+        lifted = self._lifted(call.piece.graph_module)
         general = self.manager.compile(
             call.piece.name,
-            call.piece.graph_module,
-            call.args,
+            lifted.graph_module,
+            self._with_numbers(lifted, call.args),
             self._fake_mode,
             key=call.key,
             adaptor=self._adaptor_for(call),
@@ -136,24 +171,31 @@ class CompiledGraph(Shown):
                 piecewise_compile_index=len(self.backends),
                 total_piecewise_compiles=self._total,
                 compile_sizes=self.config.compile_sizes,
-                compile_for_size=self._compile_for_size,
+                compile_ranges=self.config.token_ranges,
+                compile_for_shape=self._compile_for_shape,
                 lock=self.lock,
                 first_hit=self.config.compile_at == "first_hit",
                 on_finished=self._check_finished,
+                lifted=lifted,
             )
         )
         self._progress(call.piece.name)
 
-    def _compile_for_size(self, backend: PiecewiseBackend, size: int) -> CompiledPiece:
+    def _compile_for_shape(self, backend: PiecewiseBackend, shape: int | TokenRange) -> CompiledPiece:
         start = time.perf_counter()
-        what = f"{backend.name} at {size} tokens"
+        what = f"{backend.name} at {shape} tokens"
         call = backend.call
         with torch_hooks.compile_lock():
-            tokens = call.args[call.sym_shape_indices[0]]
-            numbers = {torch_hooks.symbolic_expression(tokens): size}
-            inputs, mode = static_version(call.args, numbers, what)
+            symbol = torch_hooks.symbolic_expression(call.args[call.sym_shape_indices[0]])
+            offsets = dict.fromkeys(unread_offsets(backend.graph, call.args), 0)
+            if isinstance(shape, int):
+                inputs, mode = static_version(call.args, {**offsets, symbol: shape}, what)
+            else:
+                inputs, mode = ranged_version(call.args, symbol, shape, what, offsets)
+            lifted = self._lifted(backend.graph)
+            inputs = [*inputs, *number_inputs(mode, len(lifted.numbers))]
             compiled = self.manager.compile(
-                backend.name, backend.graph, inputs, mode, size, adaptor=self._adaptor_for(call)
+                backend.name, lifted.graph_module, inputs, mode, shape, adaptor=self._adaptor_for(call)
             )
             self.seconds += time.perf_counter() - start
         self._done += 1
@@ -180,13 +222,14 @@ class CompiledGraph(Shown):
 
     def _progress(self, what: str) -> None:
         if events.has_readers(events.Progress):
-            shapes = 1 + (len(self.config.compile_sizes) if self.config.compile_at == "start" else 0)
+            more = len(self.config.compile_sizes) + len(self.config.compile_ranges)
+            shapes = 1 + (more if self.config.compile_at == "start" else 0)
             events.emit(events.Progress("compiling", self._done, max(self._total * shapes, self._done), what))
 
     def _check_finished(self) -> None:
         """Says once, for the whole model, that nothing is left to compile."""
         complete = len(self.backends) == self._total
-        if not self._finished and complete and not any(b.to_be_compiled_sizes for b in self.backends):
+        if not self._finished and complete and not any(b.unfinished for b in self.backends):
             self._finished = True
             events.emit(events.CompilationFinished(self.model_name, self.seconds))
 
@@ -258,6 +301,17 @@ class CompiledGraph(Shown):
                 for one in backend.compiled
             ]
         )
+
+    def serving_frame(self) -> Any:
+        """A DataFrame with a row a piece and run of token counts: which callable serves them.
+
+        Columns ``piece``, ``from_tokens``, ``to_tokens`` (missing: without end), ``callable`` ("general", "size 4",
+        "range 9-64"), ``compiled`` (False: the general callable stands in until it is), ``key``, ``adaptor``.
+        """
+        import pandas as pd
+
+        rows = [{"piece": backend.name, **row} for backend in self.backends for row in backend.serving()]
+        return pd.DataFrame(rows).astype({"to_tokens": "Int64"})
 
     def __repr__(self) -> str:
         static = sum(len(backend.compiled) - 1 for backend in self.backends)

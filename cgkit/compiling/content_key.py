@@ -25,6 +25,7 @@ from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.fakes import storage_groups
+from cgkit.config import Shape
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def content_key(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
-    shape: int | None = None,
+    shape: Shape = None,
     compiler: Mapping[str, Any] | None = None,
 ) -> ContentKey:
     """The key of a piece.
@@ -66,7 +67,7 @@ def content_key(
     Args:
         graph_module: the piece's graph, straight from Dynamo.
         inputs: one a placeholder: fake tensors, SymInts, numbers.
-        shape: the token count of a static compilation, None for the general shape.
+        shape: the token count of a static compilation, a range, None for the general shape.
         compiler: how the compiler is set, by name.
     """
     text = _Text(torch_hooks.fake_mode_of(inputs))

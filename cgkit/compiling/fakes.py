@@ -6,12 +6,14 @@ lists of a piece's inputs or outputs: tensors, symbolic sizes (SymInt) and plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.config import TokenRange
 from cgkit.errors import CompileError
 
 
@@ -62,6 +64,47 @@ class PieceOutputs:
             return _empty_like_all(self._outputs, lambda size: size)
 
 
+def renew_examples(graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any) -> None:
+    """Puts what each node gives for ``inputs`` (fakes of ``fake_mode``) into its ``meta["example_value"]``.
+
+    Dynamo's examples hold the trace's symbols. Inductor's passes before autograd read them, and AOTAutograd's
+    cache refuses a graph with method calls that has none.
+    """
+
+    class Renew(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.op != "output":
+                n.meta["example_value"] = result
+            return result
+
+    with torch_hooks.running_fake(fake_mode):
+        # detached: an operator that changes a tensor's shape in place must not change the caller's
+        Renew(graph_module).run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in inputs))
+
+
+def unread_offsets(graph_module: fx.GraphModule, values: Sequence[Any]) -> set[Any]:
+    """Symbols that only say where an input begins in its storage, and that the graph does not read.
+
+    An input that is a slice of a larger buffer brings such a symbol. Compiled code gets the address with the
+    offset in it, so that a static version may take any number for it.
+    """
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    offsets, others = set(), set()
+    for node, value in zip(placeholders, values):
+        if _strided(value):
+            offsets |= _free(value.storage_offset())
+            others |= _free(*value.shape, *value.stride())
+        elif node.users:
+            others |= _free(value)
+    return offsets - others
+
+
+def _free(*sizes: Any) -> set[Any]:
+    expressions = [torch_hooks.symbolic_expression(s) for s in sizes if isinstance(s, torch.SymInt)]
+    return {symbol for expression in expressions for symbol in expression.free_symbols}
+
+
 def static_version(values: Sequence[Any], numbers: dict[Any, int], what: str) -> tuple[list[Any], Any]:
     """``values`` with ``numbers`` for symbols, as fakes of a new fake mode, which is returned too.
 
@@ -83,6 +126,40 @@ def static_version(values: Sequence[Any], numbers: dict[Any, int], what: str) ->
 
     with torch_hooks.running_fake(mode):
         return _empty_like_all(values, fix), mode
+
+
+def ranged_version(
+    values: Sequence[Any],
+    symbol: Any,
+    tokens: TokenRange,
+    what: str,
+    numbers: Mapping[Any, int] | None = None,
+) -> tuple[list[Any], Any]:
+    """``values`` with ``symbol`` known to lie in ``tokens``, as fakes of a new fake mode, which is returned too.
+    ``numbers`` are put for other symbols.
+
+    The trace takes sizes 0 and 1 for special, so the symbol is 2 at least here as well, and never one number
+    alone (it would be fixed to that): a range that says less than it could is still right.
+
+    Raises:
+        CompileError: a size depends on another symbol (``what`` names the piece and range).
+    """
+    low = max(tokens.start, 2)
+    high = max(tokens.end, low + 1)
+    mode, new = torch_hooks.ranged_fake_mode(low, high)
+
+    def narrow(size: Any) -> Any:
+        size = torch_hooks.substitute_symbols(size, dict(numbers or {}))
+        rewritten = torch_hooks.rewritten_size(size, symbol, new, mode, high)
+        if rewritten is size and isinstance(size, torch.SymInt):
+            raise CompileError(
+                f"{what}: size {size} does not follow from the token count alone; compile_ranges needs "
+                "graphs with one symbolic size. Leave compile_ranges out, or trace with one dynamic dimension"
+            )
+        return rewritten
+
+    with torch_hooks.running_fake(mode):
+        return _empty_like_all(values, narrow), mode
 
 
 def _empty_like_all(values: Sequence[Any], size: Any) -> list[Any]:

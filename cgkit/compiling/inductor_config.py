@@ -11,25 +11,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from cgkit import torch_hooks
+from cgkit.config import Shape
 from cgkit.errors import ConfigError
 
 #: What cgkit sets itself: recording graphs is the next stage's work, not Inductor's.
 _OURS: dict[str, Any] = {"triton.cudagraphs": False}
 
 
-def set_inductor_config(config: dict[str, Any], runtime_shape: int | None) -> None:
+def set_inductor_config(config: dict[str, Any], runtime_shape: Shape) -> None:
     """Changes ``config`` (Inductor's options by name) in place for ``runtime_shape``.
 
     A whole number is the token count of a static compilation: only there are Triton's parameters
     tuned by measuring, because what is fastest at one size says nothing about another. None is the
-    general, symbolic shape, which stays untuned. On the CPU the options are accepted and tune little.
+    general, symbolic shape, and a range is symbolic too: both stay untuned. On the CPU the options are
+    accepted and tune little.
     """
     if isinstance(runtime_shape, int):
         config["max_autotune"] = True
         config["coordinate_descent_tuning"] = True
 
 
-def inductor_options_for(user: Mapping[str, Any], runtime_shape: int | None) -> dict[str, Any]:
+def inductor_options_for(user: Mapping[str, Any], runtime_shape: Shape) -> dict[str, Any]:
     """All options for one compilation: cgkit's, those of ``runtime_shape``, and ``user``'s on top."""
     options = dict(_OURS)
     set_inductor_config(options, runtime_shape)

@@ -20,6 +20,7 @@ from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
 from cgkit.compiling.passes import PassReports
+from cgkit.config import Shape
 from cgkit.errors import CgkitError, CompileError
 from cgkit.splitting.matching import operator_names
 
@@ -29,7 +30,7 @@ class CompiledPiece:
     """What one request got: a callable, and where it came from."""
 
     piece: str
-    shape: int | None
+    shape: Shape
     runnable: Runnable
     key: ContentKey
     owner: str  # the piece that was really compiled: ``piece`` itself, or the first with this content
@@ -59,7 +60,7 @@ class CompilerManager:
         """How many compilations there were."""
         return len(self._by_key)
 
-    def key(self, graph_module: fx.GraphModule, inputs: Sequence[Any], shape: int | None) -> ContentKey:
+    def key(self, graph_module: fx.GraphModule, inputs: Sequence[Any], shape: Shape) -> ContentKey:
         """The content key of a piece as this manager's adaptor would compile it."""
         compiler = {**process_settings(), **self.adaptor.settings(shape)}
         return content_key(graph_module, inputs, shape=shape, compiler=compiler)
@@ -70,7 +71,7 @@ class CompilerManager:
         graph_module: fx.GraphModule,
         inputs: Sequence[Any],
         fake_mode: Any,
-        shape: int | None = None,
+        shape: Shape = None,
         *,
         key: ContentKey | None = None,
         adaptor: CompilerInterface | None = None,
@@ -92,7 +93,7 @@ class CompilerManager:
             by = adaptor or self.adaptor
             request = (by, name, graph_module, inputs, fake_mode, shape, key)
             with self.cache.active() if self.cache is not None else nullcontext():
-                piece = self._load(name, shape, key) if by.saves else None
+                piece = self._load(by, name, inputs, shape, key) if by.saves else None
                 if piece is None:
                     piece = self._compile_and_keep(request)
             self._by_key[key] = piece
@@ -107,13 +108,17 @@ class CompilerManager:
                 raise
             with torch_hooks.inductor_cache_dir(None):
                 piece = _compile(*request)
-        self._save(piece)
+        self._save(request[0], piece)
         return piece
 
-    def _load(self, name: str, shape: int | None, key: ContentKey) -> CompiledPiece | None:
+    def _load(
+        self, by: CompilerInterface, name: str, inputs: Sequence[Any], shape: Shape, key: ContentKey
+    ) -> CompiledPiece | None:
         """The piece from the cache, if it is there and whole."""
+        if self.cache is None:
+            return None
         started = time.perf_counter()
-        found = self.cache.load(key) if self.cache is not None else None
+        found = self.cache.load(key, lambda content: by.load(content, inputs))
         if found is None:
             return None
         seconds = time.perf_counter() - started
@@ -124,20 +129,20 @@ class CompilerManager:
             found.runnable,
             key,
             name,
-            self.adaptor.name,
+            by.name,
             seconds,
             found.kernels,
             reports=PassReports.from_dicts(found.reports),
             loaded=True,
         )
 
-    def _save(self, piece: CompiledPiece) -> None:
+    def _save(self, by: CompilerInterface, piece: CompiledPiece) -> None:
         """Reports a compilation, and keeps what came of it for other processes."""
         digest = piece.key.digest
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
         if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
             return
-        path = self.cache.save(piece.key, piece.runnable, piece.kernels, piece.reports.as_dicts())
+        path = self.cache.save(piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts())
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
             events.emit(events.CacheEntryUpdated(digest))
@@ -149,7 +154,7 @@ def first_line(error: Exception) -> str:
 
 
 def _failed(
-    adaptor: str, name: str, graph_module: fx.GraphModule, shape: int | None, error: Exception
+    adaptor: str, name: str, graph_module: fx.GraphModule, shape: Shape, error: Exception
 ) -> CompileError:
     at = "for the general shape" if shape is None else f"for {shape} tokens"
     return CompileError(
@@ -166,10 +171,11 @@ def _compile(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
     fake_mode: Any,
-    shape: int | None,
+    shape: Shape,
     key: ContentKey,
 ) -> CompiledPiece:
-    start, kernels = time.perf_counter(), torch_hooks.generated_kernels()
+    start = time.perf_counter()
+    kernels = torch_hooks.generated_kernels() if adaptor.generates else 0
     adaptor.take_reports()  # of a compilation that failed
     fixed = torch_hooks.specialised_symbols(fake_mode)
     assumed = len(torch_hooks.shape_guards(fake_mode))
@@ -183,10 +189,10 @@ def _compile(
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
-    if shape is None and newly:
+    if not isinstance(shape, int) and newly:
         fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
         raise CompileError(
-            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for any token count: "
+            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for {shape or 'any'} tokens: "
             "other sizes would compute nonsense.\n"
             f"The piece's operators: {', '.join(operator_names(graph_module.graph))}\n"
             "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
@@ -199,7 +205,7 @@ def _compile(
         owner=name,
         adaptor=adaptor.name,
         seconds=seconds,
-        kernels=torch_hooks.generated_kernels() - kernels if adaptor.name == "inductor" else None,
+        kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
         assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
         reports=adaptor.take_reports(),
     )

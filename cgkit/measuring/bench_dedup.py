@@ -56,15 +56,8 @@ def measure(layers: int, width: int = 64, compiler: str = "inductor") -> dict[st
     from cgkit.compiling import compile_pieces
     from cgkit.config import CompilationConfig
     from cgkit.counters import compilation_counter
-    from cgkit.splitting import register_op, split_graph
-    from cgkit.tracing import trace
 
-    register_op("attention", _attention, ["out"], namespace="cgkit_bench")
-    model = _Llama(layers, width)
-    traced = trace(
-        model, torch.arange(8), torch.arange(8).float(), dynamic_arg_dims={"tokens": 0, "positions": 0}
-    )
-    split = split_graph(traced, ["cgkit_bench::attention"])
+    traced, split = toy_split(toy_llama(layers, width))
     before = compilation_counter.clone()
     compiled = compile_pieces(split, CompilationConfig(compiler=compiler))
     after = compilation_counter
@@ -80,6 +73,24 @@ def measure(layers: int, width: int = 64, compiler: str = "inductor") -> dict[st
         "split_s": split.seconds,
         "compile_s": compiled.seconds,
     }
+
+
+def toy_llama(layers: int, width: int = 64) -> nn.Module:
+    """The benchmark's model: ``(tokens, positions) -> hidden``; one attention operator a layer."""
+    from cgkit.splitting import register_op
+
+    register_op("attention", _attention, ["out"], namespace="cgkit_bench")
+    return _Llama(layers, width)
+
+
+def toy_split(model: nn.Module) -> tuple[Any, Any]:
+    """The traced graph of :func:`toy_llama`'s model, and it split at the attention."""
+    from cgkit.splitting import split_graph
+    from cgkit.tracing import trace
+
+    dims = {"tokens": 0, "positions": 0}
+    traced = trace(model, torch.arange(8), torch.arange(8).float(), dynamic_arg_dims=dims)
+    return traced, split_graph(traced, ["cgkit_bench::attention"])
 
 
 def _in_fresh_process(layers: int, width: int, compiler: str, timeout_s: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cgkit.compiling import CompiledGraph
+from cgkit.config import COMPILERS
 from cgkit.counters import CompilationCounter, compilation_counter
 from cgkit.display import Shown
 from cgkit.errors import CgkitError
@@ -137,13 +138,14 @@ def _splits(op: str, split: SplitGraph) -> bool:
 
 def _compiling(compiled: CompiledGraph) -> dict[str, Law]:
     pieces = [one for backend in compiled.backends for one in backend.compiled]
-    static = sorted({one.shape for one in pieces if one.shape is not None})
+    static = list(dict.fromkeys(one.shape for one in pieces if one.shape is not None))
     shapes = f" × {1 + len(static)} shapes (any, {', '.join(map(str, static))})" if static else ""
+    kinds = {name: "eager" if name == "eager" else "inductor" for name in COMPILERS}
     different = {
-        adaptor: len({p.key for p in pieces if p.adaptor == adaptor and not p.loaded})
-        for adaptor in ("inductor", "eager")
+        kind: len({p.key for p in pieces if kinds.get(p.adaptor) == kind and not p.loaded})
+        for kind in ("inductor", "eager")
     }
-    others = sum(p.adaptor not in different for p in pieces)
+    others = sum(p.adaptor not in kinds for p in pieces)
     loaded = len({p.key for p in pieces if p.loaded})
     law = f"different contents × shapes, by Inductor{f', less {loaded} loaded' if loaded else ''}"
     return {

@@ -101,7 +101,8 @@ class Explanation(Shown):
         a, b = split.piece(one), split.piece(other)
         keys = {backend.name: backend.general.key for backend in self.compiled.backends}
         lines = diff_keys(keys[a.name], keys[b.name]) if a.name in keys and b.name in keys else []
-        return diff_nodes(split.lines(a), split.lines(b), (a.name, b.name), lines)
+        shared = a.name in keys and keys[a.name] == keys.get(b.name)
+        return diff_nodes(split.lines(a), split.lines(b), (a.name, b.name), lines, shared=shared)
 
     @functools.cached_property
     def bytecode(self) -> Bytecode | None:

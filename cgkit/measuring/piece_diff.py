@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import Shown
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 Pair = tuple[NodeLine | None, NodeLine | None]
 #: How each status is marked, so that a diff reads without colours.
-SIGNS = {"same": "  ", "renamed": "· ", "changed": "≠ ", "only left": "- ", "only right": "+ "}
+SIGNS = {
+    "same": "  ",
+    "renamed": "· ",
+    "looked up": "· ",
+    "changed": "≠ ",
+    "only left": "- ",
+    "only right": "+ ",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class PieceDiff(Shown):
     @property
     def differences(self) -> list[Row]:
         """The rows that are not the same, names aside."""
-        return [row for row in self.rows if row.status not in ("same", "renamed")]
+        return [row for row in self.rows if row.status not in ("same", "renamed", "looked up")]
 
     @property
     def equal(self) -> bool:
@@ -70,7 +77,10 @@ class PieceDiff(Shown):
         """The answer in a sentence."""
         left, right = self.names
         if self.equal:
-            names = f" (only the names of {len(self.renamed)} weights differ)" if self.renamed else ""
+            notes = [f"the names of {len(self.renamed)} weights"] if self.renamed else []
+            looked_up = sum(row.status == "looked up" for row in self.rows)
+            notes += [f"{looked_up} names that operators look something up by"] if looked_up else []
+            names = f" (only {' and '.join(notes)} differ)" if notes else ""
             return f"{left} and {right} do the same: one compilation serves both{names}"
         if not self.differences:
             return f"{left} and {right} have equal nodes, but are not compiled alike: {self.key_lines[0]}"
@@ -80,7 +90,7 @@ class PieceDiff(Shown):
         return f"{left} and {right} differ: {_said(first, self.names)}{more}"
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a pair: ``status`` (same, renamed, changed, only left, only right), ``left``, ``right``
+        """One row a pair: ``status`` (same, renamed, looked up, changed, only left, only right), ``left``, ``right``
         (the calls as text), ``what`` (how they differ)."""
         import pandas as pd
 
@@ -121,12 +131,20 @@ def diff_nodes(
     right: Sequence[NodeLine],
     names: tuple[str, str] = ("left", "right"),
     key_lines: Sequence[str] = (),
+    *,
+    shared: bool = False,
 ) -> PieceDiff:
-    """Aligns two lists of nodes and compares them; ``key_lines`` count where the nodes are equal."""
+    """Aligns two lists of nodes and compares them; ``key_lines`` count where the nodes are equal.
+
+    ``shared``: one compilation serves both. Constants that differ all the same are then names that an operator
+    looks something up by, and that were taken out of the piece before it was compiled.
+    """
     pairs = _align(left, right)
     partner = {a.name: b.name for a, b in pairs if a and b}
     held = _sources(left), _sources(right)
     rows = [_row(a, b, partner, held) for a, b in pairs]
+    if shared:
+        rows = [replace(row, status="looked up") if row.status == "changed" else row for row in rows]
     diff = PieceDiff(names, rows)
     return diff if diff.differences else PieceDiff(names, rows, key_lines)
 

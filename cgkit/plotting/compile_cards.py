@@ -14,7 +14,7 @@ from cgkit.plotting.tables import table
 if TYPE_CHECKING:
     import pandas as pd
 
-SIGNS = {"same": "", "renamed": "·", "changed": "≠", "only left": "−", "only right": "+"}
+SIGNS = {"same": "", "renamed": "·", "looked up": "·", "changed": "≠", "only left": "−", "only right": "+"}
 #: So many lines of generated code are shown; and code of so many pieces.
 CODE_LINES, CODE_PIECES = 400, 6
 #: In a diff, more equal rows than this in a row are summed up.
@@ -49,11 +49,11 @@ def piece_diff(diff: Any) -> str:
 def _diff_table(rows: list[dict[str, Any]], left: str, right: str, most_equal: int) -> str:
     out, equal = [], []
     for row in [*rows, None]:
-        if row is not None and row["status"] in ("same", "renamed"):
+        if row is not None and row["status"] in ("same", "renamed", "looked up"):
             equal.append(row)
             continue
         if len(equal) > most_equal:
-            names = sum(r["status"] == "renamed" for r in equal)
+            names = sum(r["status"] in ("renamed", "looked up") for r in equal)
             said = f", {names} of them weights under another name" if names else ""
             out.append(
                 f'<tr class="cg-equal"><td></td><td colspan="3">{len(equal)} equal nodes{said}</td></tr>'
@@ -68,7 +68,11 @@ def _diff_table(rows: list[dict[str, Any]], left: str, right: str, most_equal: i
 
 
 def _diff_row(row: dict[str, Any]) -> str:
-    kind = "cg-equal" if row["status"] in ("same", "renamed") else f"cg-{row['status'].replace(' ', '-')}"
+    kind = (
+        "cg-equal"
+        if row["status"] in ("same", "renamed", "looked up")
+        else f"cg-{row['status'].replace(' ', '-')}"
+    )
     cells = "".join(f"<td><code>{escape(row[side])}</code></td>" for side in ("left", "right"))
     sign = f'<td class="cg-sign" title="{row["status"]}">{SIGNS[row["status"]]}</td>'
     return f'<tr class="{kind}">{sign}{cells}<td>{escape(row["what"])}</td></tr>'

@@ -96,7 +96,7 @@ class Executor:
         apply_custom_ops(self.model, self.config)
         if self.config.level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
-            self.forward = torch.compile(self.model.forward, backend=self.config.compiler)
+            self.forward = torch.compile(self.model.forward, backend=self.config.dynamo_backend)
             self.is_compiled = True
             return
         # The size of the example leaves no trace in the graph: the dimension is symbolic.

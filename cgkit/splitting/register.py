@@ -32,6 +32,8 @@ class RegisteredOp:
     schema: str  # "(Tensor query, ..., Tensor(a3!) output) -> ()"
     dispatch_key: str
     overload: OpOverload
+    #: Parameters (text) by which the operator looks something up, and does nothing else with them.
+    lookup_args: tuple[str, ...] = ()
 
 
 class DirectCall:
@@ -76,6 +78,7 @@ def register_op(
     fake_impl: Callable[..., Any] | None = None,
     dispatch_key: str = "CompositeExplicitAutograd",
     namespace: str = "cgkit",
+    lookup_args: Sequence[str] = (),
 ) -> OpOverload:
     """Makes ``op_func`` the operator ``torch.ops.<namespace>.<op_name>``.
 
@@ -92,6 +95,9 @@ def register_op(
             nothing. May be left out if ``op_func`` returns nothing.
         dispatch_key: for which dispatch key ``op_func`` is the kernel: the default serves every device.
         namespace: the operator's namespace.
+        lookup_args: parameters of type ``str`` by which ``op_func`` looks something up and does nothing else
+            (a layer's name): pieces that differ in them alone share one compilation. ``fake_impl`` must not
+            depend on them.
 
     Returns:
         The operator, to be called directly (``torch.ops.ns.name`` finds it too).
@@ -108,6 +114,7 @@ def register_op(
     if not (op_name.isidentifier() and namespace.isidentifier()):
         raise SplitError(f"{name!r} is no operator's name: op_name and namespace must be Python identifiers")
     schema = _infer_schema(name, op_func, mutates_args)
+    _check_lookup_args(name, op_func, lookup_args)
     if fake_impl is None:
         if not schema.endswith("-> ()"):
             raise SplitError(
@@ -134,7 +141,9 @@ def register_op(
                 destroy_library(definition)
             raise
         overload = getattr(getattr(torch.ops, namespace), op_name).default
-        op = RegisteredOp(name, op_func, tuple(mutates_args), schema, dispatch_key, overload)
+        op = RegisteredOp(
+            name, op_func, tuple(mutates_args), schema, dispatch_key, overload, tuple(lookup_args)
+        )
         direct = old.direct if old else DirectCall(op_func)
         direct.call = op_func if dispatch_key == _EVERY_DEVICE else overload
         _entries[name] = _Entry(op, fake_impl, definition, implementation, direct)
@@ -145,6 +154,20 @@ def direct_call(target: Any) -> DirectCall | None:
     """How to call the operator ``target`` without the dispatcher; None for one that was not made here."""
     with _lock:
         return next((entry.direct for entry in _entries.values() if entry.op.overload is target), None)
+
+
+def registered_op_of(target: Any) -> RegisteredOp | None:
+    """What was registered as ``target`` (an overload, or the packet ``torch.ops.ns.name``); None: nothing."""
+    with _lock:
+        for entry in _entries.values():
+            if entry.op.overload is target or entry.op.overload.overloadpacket is target:
+                return entry.op
+    return None
+
+
+def resolved_signature(op_func: Callable[..., Any]) -> inspect.Signature:
+    """The signature of ``op_func`` with types for annotations."""
+    return inspect.signature(_with_real_annotations(op_func))
 
 
 def registered_ops() -> dict[str, RegisteredOp]:
@@ -171,6 +194,17 @@ def _forget(name: str) -> None:
     destroy_library(entry.implementation)
     destroy_library(entry.definition)
     entry.direct.call = entry.op.overload  # which is gone, and says so
+
+
+def _check_lookup_args(name: str, op_func: Callable[..., Any], lookup_args: Sequence[str]) -> None:
+    if isinstance(lookup_args, str):
+        raise SplitError(f"{name}: lookup_args={lookup_args!r} must be a list: [{lookup_args!r}]")
+    parameters = resolved_signature(op_func).parameters if lookup_args else {}
+    for each in lookup_args:
+        if each not in parameters or parameters[each].annotation is not str:
+            raise SplitError(
+                f"{name}: lookup_args has {each!r}, which is no parameter of type str; it has {list(parameters)}"
+            )
 
 
 def _returns_nothing(*args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ run; on a version where the hook is gone it raises UnsupportedTorchError with wh
 use ``torch_hooks.name``: the modules below are only how the hooks are kept apart.
 """
 
+from cgkit.torch_hooks.autotuning import autotuning_caught
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
     end_failed_capture,
@@ -49,6 +50,7 @@ from cgkit.torch_hooks.inductor import (
     find_cpp_compiler,
     generated_code,
     generated_kernels,
+    import_compiler,
     inductor_options,
     standalone_compile,
 )
@@ -61,6 +63,18 @@ from cgkit.torch_hooks.inductor_cache import (
     load_artifact,
 )
 from cgkit.torch_hooks.inductor_code import generated_wrapper
+from cgkit.torch_hooks.inductor_patches import (
+    INDUCTOR_PATCHES,
+    AlwaysHitShapeEnv,
+    always_hit_shape_env,
+    cacheability_unchecked,
+    compile_fx_patched,
+    generated_file_caught,
+    graph_cache_files,
+    graph_hash_caught,
+    load_from_graph_cache,
+    put_graph_cache_files,
+)
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -88,8 +102,11 @@ from cgkit.torch_hooks.passes import (
 from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.symbols import (
+    any_number,
     free_symbol_names,
     plain_symbol_name,
+    ranged_fake_mode,
+    rewritten_size,
     shape_guards,
     specialised_symbols,
     substitute_symbols,
@@ -103,19 +120,26 @@ from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
     "COMPILED_FN_PREFIX",
+    "INDUCTOR_PATCHES",
     "RUN_ON",
+    "AlwaysHitShapeEnv",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
     "SideEffect",
     "TorchDispatchMode",
+    "always_hit_shape_env",
+    "any_number",
     "artifact_bytes",
     "auto_functionalized",
     "auto_functionalized_v2",
+    "autotuning_caught",
     "bound_argument",
     "bytes_accessed",
+    "cacheability_unchecked",
     "codegen_of",
     "compile_cache_counts",
+    "compile_fx_patched",
     "compile_lock",
     "count_bytecode_hooks",
     "cpp_compiler_version",
@@ -135,10 +159,14 @@ __all__ = [
     "forget_code",
     "free_symbol_names",
     "generated_code",
+    "generated_file_caught",
     "generated_kernels",
     "generated_wrapper",
     "gone",
+    "graph_cache_files",
+    "graph_hash_caught",
     "has_python_kernel",
+    "import_compiler",
     "in_tracing_context",
     "inductor_cache_dir",
     "inductor_options",
@@ -148,6 +176,7 @@ __all__ = [
     "is_fake",
     "lean_global",
     "load_artifact",
+    "load_from_graph_cache",
     "lowered_mutations",
     "mark_dynamic",
     "missing_fake_errors",
@@ -162,12 +191,15 @@ __all__ = [
     "pool_segments",
     "profiler_range",
     "profiler_runs",
+    "put_graph_cache_files",
     "quiet_loggers",
+    "ranged_fake_mode",
     "register_bytecode_hook",
     "register_fake_in",
     "release_pool",
     "resolve_overload",
     "returns_several",
+    "rewritten_size",
     "run_cpu_kernel",
     "running_fake",
     "scaled_mm",

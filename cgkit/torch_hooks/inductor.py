@@ -45,6 +45,17 @@ def standalone_compile(
         )
 
 
+def import_compiler(inductor: bool) -> None:
+    """Imports Dynamo, and with ``inductor`` what compiles and loads code: torch puts that off until it is
+    needed, and it takes seconds. Run on torch 2.13 (CPU).
+    """
+    import torch._dynamo.convert_frame
+
+    if inductor:
+        import torch._inductor.codecache
+        import torch._inductor.compile_fx  # noqa: F401
+
+
 def inductor_options() -> set[str]:
     """The names of Inductor's options, as ``config_patches`` takes them.
 

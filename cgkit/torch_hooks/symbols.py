@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from cgkit.torch_hooks.versions import gone
+
 
 def free_symbol_names(value: Any) -> frozenset[str]:
     """The names of the symbols in ``value`` (a tensor's shape, strides and offset; a SymInt; a nest
@@ -45,6 +47,59 @@ def substitute_symbols(value: Any, numbers: dict[Any, int]) -> Any:
 
     expression = value.node.expr.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
     return int(expression) if expression.is_number else value
+
+
+def ranged_fake_mode(low: int, high: int) -> tuple[Any, Any]:
+    """A new fake mode with one symbol between ``low`` and ``high`` (example: ``high``), and that symbol.
+
+    The symbol's expression; :func:`rewritten_size` puts it into sizes. Run on torch 2.13 (CPU).
+    """
+    from torch._dynamo.source import LocalSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    environment = ShapeEnv()
+    narrow = getattr(environment, "constrain_symbol_range", None)
+    if narrow is None:
+        raise gone("torch.fx.experimental.symbolic_shapes.ShapeEnv.constrain_symbol_range")
+    symbol = environment.create_symbol(high, LocalSource("tokens"), dynamic_dim=DimDynamic.DYNAMIC)
+    narrow(symbol, low, high)
+    return FakeTensorMode(shape_env=environment), symbol
+
+
+def any_number(fake_mode: Any, name: str) -> Any:
+    """A SymInt of ``fake_mode`` of which nothing is known, not even that it is no 0 or 1.
+
+    Run on torch 2.13 (CPU).
+    """
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = LocalSource(name)
+    environment = fake_mode.shape_env
+    make = getattr(environment, "create_unspecified_symbol", None)
+    if make is None:
+        raise gone("torch.fx.experimental.symbolic_shapes.ShapeEnv.create_unspecified_symbol")
+    symbol = make(7, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return environment.create_symintnode(symbol, hint=7, source=source)
+
+
+def rewritten_size(value: Any, symbol: Any, new: Any, fake_mode: Any, example: int) -> Any:
+    """A size with ``new`` (of ``fake_mode``) for ``symbol``, if nothing else symbolic is in it; else as it was.
+
+    ``example``: the number that stands for the symbol. Run on torch 2.13 (CPU).
+    """
+    if not isinstance(value, torch.SymInt):
+        return value
+    import sympy
+
+    expression = value.node.expr
+    if not expression.free_symbols:
+        return int(expression)
+    if expression.free_symbols != {symbol}:
+        return value
+    hint = int(expression.xreplace({symbol: sympy.Integer(example)}))
+    return fake_mode.shape_env.create_symintnode(expression.xreplace({symbol: new}), hint=hint)
 
 
 def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:

@@ -28,7 +28,7 @@ class Marking(CompilerInterface):
 
     def compile(self, graph_module, inputs, fake_mode, runtime_shape):
         self.compiled.append(runtime_shape)
-        if runtime_shape is not None:
+        if isinstance(runtime_shape, int):
             assert not any(isinstance(value, torch.SymInt) for value in inputs)
             assert all(isinstance(s, int) for v in inputs if isinstance(v, torch.Tensor) for s in v.shape)
         run = EagerAdaptor().compile(graph_module, inputs, fake_mode, runtime_shape)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,11 @@ class CompileCache:
 
     # --- reading ---
 
-    def load(self, key: ContentKey) -> Loaded | None:
-        """The piece of ``key``; None, with a warning if something was there, where it must be compiled."""
+    def load(self, key: ContentKey, make: Callable[[bytes], Any]) -> Loaded | None:
+        """The piece of ``key``; None, with a warning if something was there, where it must be compiled.
+
+        ``make``: the callable from the bytes that its adaptor wrote.
+        """
         path = self.path(key)
         if not key.portable or not path.exists():
             return None
@@ -94,7 +97,7 @@ class CompileCache:
         try:
             about, payload = _unpack(path.read_bytes())
             self._check_files(about["files"])
-            runnable = torch_hooks.load_artifact(payload)
+            runnable = make(payload)
         except Exception as error:  # whatever a broken file makes torch do
             self._say(
                 f"{path} cannot be loaded ({type(error).__name__}: {error}); the piece is compiled again"
@@ -132,16 +135,19 @@ class CompileCache:
         return self._digests[known]
 
     def save(
-        self, key: ContentKey, runnable: Any, kernels: int | None, reports: list[dict[str, Any]] | None = None
+        self,
+        key: ContentKey,
+        payload: bytes | None,
+        kernels: int | None,
+        reports: list[dict[str, Any]] | None = None,
     ) -> Path | None:
         """Writes a piece that was just compiled, and what the graph passes reported of it.
 
+        ``payload``: what its adaptor made of it (None: it cannot be kept).
+
         Returns None, with a warning where the disk refused, if nothing was written.
         """
-        if not key.portable or not self.writable:
-            return None
-        payload = torch_hooks.artifact_bytes(runnable)
-        if payload is None:
+        if payload is None or not key.portable or not self.writable:
             return None
         path = self.path(key)
         try:

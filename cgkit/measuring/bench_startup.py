@@ -1,0 +1,73 @@
+"""``cgkit bench startup``: a second process with nothing changed against the first one.
+
+Two numbers a model: the whole start (from import to the first answer of the compiled model) and the compile
+stage alone, each cold (empty cache) and warm (what the cold one left behind). A warm start still imports torch
+and traces: those parts cannot be saved by a cache of compiled pieces, and are shown. Implements what the
+article's "影响编译产物的所有因子都要进 hash" (every factor belongs into the hash) buys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cgkit.measuring.start_case import TOY, start
+
+#: tiny and real shape, and the depths of ``cgkit bench dedup``.
+MODELS = ("tiny-llama", "smollm2-135m", f"{TOY}4", f"{TOY}16", f"{TOY}80")
+#: The goal: warm over cold.
+GOAL = 0.15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``cgkit bench startup``."""
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help="(default: all)")
+    parser.add_argument("--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"])
+    parser.add_argument("--warm", type=int, default=2, metavar="N", help="warm starts of each (default: 2)")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV too")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; ``frame`` has a row a start, with its parts in seconds and its share of the cold one.
+
+    Columns as :func:`cgkit.measuring.start_case.start`, and ``cache`` ("cold", "warm"), ``start_share`` and
+    ``compile_share`` (over the cold start's; 1.0 for that itself), ``same_answer``.
+
+    Raises:
+        CgkitError: a process failed.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([row for model in args.models for row in _starts(model, args.compiler, args.warm)])
+    if args.csv:
+        frame.to_csv(args.csv, index=False, float_format="%.4g")
+    warm = frame[frame["cache"] == "warm"]
+    return {
+        "frame": frame,
+        "rows": frame.to_dict("records"),
+        "goal": GOAL,
+        "nothing_compiled": bool((warm["compilations"] == 0).all()),
+        "worst_start_share": float(warm["start_share"].max()),
+        "worst_compile_share": float(warm["compile_share"].max()),
+    }
+
+
+def _starts(model: str, compiler: str, warm: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        starts = [start(model, compiler, Path(folder)) for _ in range(1 + warm)]
+    cold, rows = starts[0], []
+    for index, one in enumerate(starts):
+        answer = one.pop("answer") if index else cold["answer"]
+        row = {key: value for key, value in one.items() if key != "answer"}
+        rows.append(
+            {
+                "cache": "warm" if index else "cold",
+                **row,
+                "start_share": one["start_s"] / cold["start_s"],
+                "compile_share": one["compile_s"] / cold["compile_s"],
+                "same_answer": answer == cold["answer"],
+            }
+        )
+    return rows

@@ -1,0 +1,153 @@
+"""One start of a process, measured: from ``import`` to the first answer of the compiled model.
+
+What ``cgkit bench startup`` and ``cgkit bench adaptors`` run again and again, each time in a fresh process
+(:func:`start`), with a cache folder that is empty or full. Models: a shape of
+:data:`cgkit.serving.llama.PRESETS` through the runner, or ``toy-llama-N``, the model of ``cgkit bench dedup``
+with N layers. Weights are random.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cgkit.errors import CgkitError
+
+#: What the child runs: the clock starts before anything is imported.
+_CHILD = (
+    "import time; started = time.perf_counter(); from cgkit.measuring.start_case import main; main(started)"
+)
+TOY = "toy-llama-"
+#: The prompt of the first answer, and by how much answers of other adaptors may differ.
+_PROMPT = [1, 2, 3, 4, 5]
+
+
+def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> dict[str, Any]:
+    """Starts ``model`` in a fresh process that keeps its compiled pieces in ``cache``.
+
+    Returns:
+        ``model``, ``compiler``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch and
+        cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random
+        weights), ``trace_s`` (Dynamo's work), ``split_s``, ``compile_s`` (the compile stage: the cache's key, fake
+        runs, pieces compiled or loaded), ``answer_s`` (the first answer), and ``start_s``, all of it;
+        ``compilations`` and ``loaded`` (pieces), ``handles`` (pieces that were kept or found), and ``answer``:
+        numbers to be compared with another start's.
+
+    Raises:
+        CgkitError: the process failed or took too long; holds the end of its output.
+    """
+    here = str(Path(__file__).resolve().parents[2])
+    environment = os.environ | {
+        "CGKIT_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
+        # what Inductor keeps beside the pieces must not outlive the folder either
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor_default"),
+    }
+    environment.pop("CGKIT_DISABLE_COMPILE_CACHE", None)
+    command = [sys.executable, "-c", _CHILD, model, compiler]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise CgkitError(f"{model} with {compiler} took longer than timeout_s={timeout_s}") from None
+    if done.returncode:
+        raise CgkitError(f"the process for {model} with {compiler} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def files_in(folder: Path) -> tuple[int, int]:
+    """How many files lie below ``folder``, and their bytes."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return len(sizes), sum(sizes)
+
+
+# --- in the child -------------------------------------------------------------------------------------
+
+
+def main(started: float) -> None:
+    """The child: measures the start that ``sys.argv`` names and prints it as JSON."""
+    model, compiler = sys.argv[1:3]
+    from cgkit import torch_hooks
+    from cgkit.config import CompilationConfig
+
+    config = CompilationConfig(compiler=compiler, cudagraph_mode="NONE")  # type: ignore[arg-type]
+    import torch
+
+    import cgkit.serving.runner  # noqa: F401
+
+    imported = time.perf_counter()
+    torch_hooks.import_compiler(inductor=compiler != "eager")
+    ready_to_compile = time.perf_counter()
+    case = _toy(int(model.removeprefix(TOY)), config) if model.startswith(TOY) else _served(model, config)
+    compile_it, answer_it = case
+    built = time.perf_counter()
+    compiled, traced, split = compile_it()
+    ready = time.perf_counter()
+    with torch.no_grad():
+        answer = answer_it()
+    answered = time.perf_counter()
+    facts = {
+        "model": model,
+        "compiler": compiler,
+        "pieces": len(compiled.backends),
+        "import_s": imported - started,
+        "compiler_import_s": ready_to_compile - imported,
+        "model_s": built - ready_to_compile,
+        "trace_s": traced.seconds,
+        "split_s": split.seconds,
+        "compile_s": ready - built - traced.seconds - split.seconds,
+        "answer_s": answered - ready,
+        "start_s": answered - started,
+    }
+    print(json.dumps({**facts, **_counts(), "answer": answer}))
+
+
+def _counts() -> dict[str, int]:
+    from cgkit.counters import compilation_counter as counter
+
+    return {
+        "compilations": counter.num_inductor_compiles + counter.num_eager_compiles,
+        "loaded": counter.num_compiled_artifacts_loaded,
+        "handles": counter.num_compiled_artifacts_loaded + counter.num_compiled_artifacts_saved,
+    }
+
+
+def _served(name: str, config: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    from cgkit.serving.runner import Runner
+    from cgkit.serving.weights import load_model
+
+    runner = Runner(load_model(name).model, config=config, max_num_seqs=1, max_model_len=64)
+    executor = runner.executor
+
+    def compile_it() -> Any:
+        executor.compile(runner.inputs)
+        return executor.compiled, executor.traced, executor.split
+
+    return compile_it, lambda: list(runner.generate([_PROMPT], max_tokens=2)[0].token_ids)
+
+
+def _toy(layers: int, config: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    import torch
+
+    from cgkit.compiling import compile_pieces
+    from cgkit.measuring.bench_dedup import toy_llama, toy_split
+
+    torch.manual_seed(0)
+    model = toy_llama(layers)
+    made: list[Any] = []
+
+    def compile_it() -> Any:
+        traced, split = toy_split(model)
+        made.append(compile_pieces(split, config))
+        return made[0], traced, split
+
+    def answer() -> list[float]:
+        tokens = torch.tensor(_PROMPT)
+        return [round(float(value), 3) for value in made[0](tokens, tokens.float()).mean(-1)]
+
+    return compile_it, answer

@@ -1,0 +1,83 @@
+"""The benchmarks that start processes again, on the smallest model that there is."""
+
+from __future__ import annotations
+
+import argparse
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from cgkit import torch_hooks
+from cgkit.errors import CgkitError
+from cgkit.measuring import bench_adaptors, bench_startup
+from cgkit.measuring.start_case import files_in, start
+
+
+def parsed(bench, command):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args(command.split())
+
+
+def test_an_eager_start_is_taken_apart(tmp_path):
+    found = start("toy-llama-2", "eager", tmp_path)
+    parts = [found[name] for name in found if name.endswith("_s") and name != "start_s"]
+    assert len(parts) == 7 and sum(parts) == pytest.approx(found["start_s"], rel=1e-6)
+    assert (found["pieces"], found["compilations"], found["loaded"], found["handles"]) == (3, 3, 0, 0)
+    assert len(found["answer"]) == 5
+    with pytest.raises(CgkitError, match=r"(?s)nobody with eager failed.*no model 'nobody'"):
+        start("nobody", "eager", tmp_path)
+
+
+def test_the_files_below_a_folder(tmp_path):
+    assert files_in(tmp_path) == (0, 0)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"123")
+    assert files_in(tmp_path) == (1, 3)
+
+
+def fake_start(model, compiler, cache, timeout_s=0):
+    full = (cache / "piece").exists()
+    (cache / "piece").write_bytes(b"12")
+    kept = 0 if compiler == "eager" else 3
+    return {
+        "model": model,
+        "compiler": compiler,
+        "start_s": 2.0 if full else 10.0,
+        "compile_s": 1.0 if full else 8.0,
+        "compilations": 3 - kept if full else 3,
+        "loaded": kept if full else 0,
+        "handles": kept,
+        "answer": [1, 2] if compiler != "inductor_patched" else [1, 3],
+    }
+
+
+def test_tables_are_made_of_what_the_starts_said(monkeypatch, tmp_path):
+    for bench in (bench_adaptors, bench_startup):
+        monkeypatch.setattr(bench, "start", fake_start)
+    facts = bench_adaptors.run(parsed(bench_adaptors, f"--csv {tmp_path / 'a.csv'}"))
+    frame = facts["frame"].set_index(["compiler", "process", "cache"])
+    assert len(frame) == 9 and not facts["all_equal"]
+    assert frame.loc[("inductor", "second", "full"), "loaded"] == 3
+    assert frame.loc[("inductor", "second", "empty"), "loaded"] == 0
+    assert frame.loc[("inductor_patched", "first", "empty"), ["files", "file_bytes"]].tolist() == [1, 2]
+    assert list(facts["frame"]["same_answer"]) == [True] * 3 + [False] * 3 + [True] * 3
+    assert len(pd.read_csv(tmp_path / "a.csv")) == 9
+    facts = bench_startup.run(parsed(bench_startup, "--models x y --warm 1"))
+    assert facts["frame"]["cache"].tolist() == ["cold", "warm"] * 2 and facts["nothing_compiled"]
+    assert (facts["worst_start_share"], facts["worst_compile_share"]) == (0.2, 0.125)
+    eager = bench_startup.run(parsed(bench_startup, "--models x --compiler eager"))
+    assert not eager["nothing_compiled"] and eager["frame"]["same_answer"].all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch_hooks.find_cpp_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("compiler", ["inductor", "inductor_patched"])
+def test_a_warm_start_compiles_nothing(compiler):
+    """How long it takes is a benchmark (``cgkit bench startup``); here: that nothing is compiled."""
+    command = f"--models toy-llama-2 --compiler {compiler} --warm 1"
+    facts = bench_startup.run(parsed(bench_startup, command))
+    cold, warm = (SimpleNamespace(**row) for row in facts["rows"])
+    assert (cold.compilations, cold.loaded) == (3, 0) and (warm.compilations, warm.loaded) == (0, 3)
+    assert warm.same_answer and warm.handles == cold.handles == 3
