@@ -296,6 +296,14 @@ class _Dedup:
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
 #: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "custom-ops": (
+        "hand-written norm, SwiGLU and rotary against torch code that Inductor fuses: kernels, step, compile time",
+        lambda: import_module("cgkit.measuring.bench_custom_ops"),
+    ),
+    "passes": (
+        "an FP8 Llama with each graph pass off and on: kernels a layer, bytes moved, step time",
+        lambda: import_module("cgkit.measuring.bench_passes"),
+    ),
     "adaptors": (
         "the three ways to compile a piece: cold and warm start, handles and files",
         lambda: import_module("cgkit.measuring.bench_adaptors"),

@@ -7,6 +7,7 @@ silently do something else than what was written raises, with the field, the val
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 import warnings
@@ -95,6 +96,18 @@ DEFAULT_SPLITTING_OPS: tuple[str, ...] = (
     "cgkit::linear_attention_with_output",
 )
 
+#: The layers with a hand-written form beside the torch one (``cgkit.kernels.custom_op``).
+CUSTOM_OPS: tuple[str, ...] = ("rms_norm", "silu_and_mul", "rotary", "quant_fp8")
+
+#: The graph passes by name, in the order in which they make sense (``cgkit.compiling.passes``).
+PASSES: tuple[str, ...] = (
+    "noop",
+    "fuse_norm_quant",
+    "fuse_act_quant",
+    "fuse_attn_quant",
+    "fix_functionalization",
+)
+
 COMPILERS: tuple[str, ...] = ("inductor", "inductor_patched", "eager")
 LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "tensorrt-llm")
 
@@ -133,11 +146,16 @@ class CompilationConfig:
     dispatch: str = "bytecode"
     #: When a piece gets its static sizes: "start" (before capture) or "first_hit".
     compile_at: str = "start"
-    #: Which layers would take a hand-written kernel: "all", "none", "+name", "-name" (vLLM's field).
-    #: Checked, and read by nothing: the models here have one form of each layer.
+    #: Which layers take a hand-written kernel: "all", "none", "+name", "-name" (vLLM's field); the names are
+    #: :data:`CUSTOM_OPS`. Neither "all" nor "none": "none" where Inductor compiles (it fuses torch code, and sees
+    #: nothing of a kernel), else "all".
     custom_ops: tuple[str, ...] | None = None
     #: Options handed to Inductor for every piece.
     inductor_compile_config: dict[str, Any] = field(default_factory=dict)
+    #: Graph passes in Inductor's post-grad hook, in order: names (:data:`PASSES`), objects with a ``name``, a
+    #: ``uuid()`` and a call on a graph, or functions ``(graph) -> matches``. (): none, Inductor as it is.
+    #: A fusion brings ``fix_functionalization`` with it. Needs ``compiler="inductor"``.
+    passes: tuple[Any, ...] = ()
     #: Folder for the stitching code, the pieces and what their keys are made of; None writes nothing.
     debug_dump_path: str | None = None
     #: The largest number of requests in a batch (one token each in decode).
@@ -200,16 +218,48 @@ class CompilationConfig:
         if self.debug_dump_path is not None and not isinstance(self.debug_dump_path, (str, os.PathLike)):
             raise ConfigError(f"debug_dump_path={self.debug_dump_path!r} is not a path; None writes nothing")
         self._check_custom_ops()
+        put("passes", self._checked_passes())
         self._resolve_modes(put)
 
     def _check_custom_ops(self) -> None:
         for entry in self.custom_ops or ():
             if entry not in ("all", "none") and not (entry[:1] in "+-" and entry[1:].isidentifier()):
                 raise ConfigError(f"custom_ops has {entry!r}; use 'all', 'none', '+name' or '-name'")
+            if entry[:1] in "+-" and entry[1:] not in CUSTOM_OPS:
+                raise ConfigError(f"custom_ops has {entry!r}; the names are {', '.join(CUSTOM_OPS)}")
         if {"all", "none"} <= set(self.custom_ops or ()):
             raise ConfigError(
                 f"custom_ops={list(self.custom_ops or ())} holds both 'all' and 'none'; keep one"
             )
+
+    def _checked_passes(self) -> tuple[Any, ...]:
+        if isinstance(self.passes, str) or not isinstance(self.passes, list | tuple):
+            raise ConfigError(f"passes={self.passes!r} is not a list; write passes=['noop', ...]")
+        for each in self.passes:
+            if isinstance(each, str):
+                if each not in PASSES:
+                    near = difflib.get_close_matches(each, PASSES, n=1)
+                    hint = f"; do you mean {near[0]!r}?" if near else ""
+                    raise ConfigError(f"passes has {each!r}, which is none of {', '.join(PASSES)}{hint}")
+            elif isinstance(each, type) or not callable(each):
+                raise ConfigError(
+                    f"passes has {each!r}; use one of {', '.join(PASSES)}, a function (graph) -> matches, or an "
+                    "object of a subclass of cgkit.compiling.passes.GraphPass"
+                )
+        names = [each for each in self.passes if isinstance(each, str)]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"passes={list(self.passes)} names one twice")
+        if self.passes and self.compiler != "inductor":
+            raise ConfigError(
+                f"passes={list(self.passes)} with compiler={self.compiler!r}: the passes run inside Inductor; use "
+                "compiler='inductor' or leave them out"
+            )
+        if self.passes and "post_grad_custom_post_pass" in self.inductor_compile_config:
+            raise ConfigError(
+                "inductor_compile_config has 'post_grad_custom_post_pass', which is where passes=[...] go: put the "
+                "pass into passes"
+            )
+        return tuple(self.passes)
 
     def _resolve_modes(self, put: Any) -> None:
         """What a level allows; and PIECEWISE without a cut, which is FULL.
@@ -248,6 +298,19 @@ class CompilationConfig:
                 stacklevel=4,
             )
             put("cudagraph_mode", CUDAGraphMode.FULL)
+
+    def custom_op_enabled(self, name: str) -> bool:
+        """Whether the layer ``name`` (:data:`CUSTOM_OPS`) takes its hand-written form.
+
+        ``"+name"`` and ``"-name"`` win over ``"all"`` and ``"none"``. The default is vLLM's: off where Inductor
+        compiles, on elsewhere.
+        """
+        given = self.custom_ops or ()
+        if f"+{name}" in given or f"-{name}" in given:
+            return f"+{name}" in given
+        if "all" in given or "none" in given:
+            return "all" in given
+        return self.level is CompilationLevel.NO_COMPILATION or self.compiler == "eager"
 
     @property
     def token_ranges(self) -> tuple[TokenRange, ...]:

@@ -33,6 +33,7 @@ from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.counters import compilation_counter
 from cgkit.errors import CaptureError, CgkitError, ConfigError
+from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.splitting import SplitGraph, split_graph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
 
@@ -238,6 +239,7 @@ class CompiledModel:
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         level, name = self.config.level, type(self.model).__name__
+        apply_custom_ops(self.model, self.config)
         if level is CompilationLevel.NO_COMPILATION:
             return self._weakly(type(self.model).forward)
         events.emit(events.ModelSeen(name))

@@ -22,8 +22,9 @@ from cgkit import torch_hooks
 from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.fakes import renew_examples
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
+from cgkit.compiling.passes import PassReports, PostGradPassManager
 from cgkit.config import CompilationConfig, Shape
-from cgkit.errors import CompileError
+from cgkit.errors import CompileError, ConfigError
 
 Runnable = Callable[..., Sequence[Any]]
 
@@ -66,6 +67,10 @@ class CompilerInterface(ABC):
         """How this compiler is set for ``runtime_shape``: part of the content key."""
         return {"adaptor": self.name}
 
+    def take_reports(self) -> PassReports:
+        """What graph passes did since this was last asked."""
+        return PassReports()
+
 
 class EagerAdaptor(CompilerInterface):
     """Runs the graph as it is, operator by operator. No compiler needed, no speed gained."""
@@ -97,10 +102,12 @@ class InductorStandaloneAdaptor(CompilerInterface):
     saves = True
     generates = True
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        """``options``: Inductor's options by name, for every piece and shape."""
+    def __init__(self, options: Mapping[str, Any] | None = None, passes: Sequence[Any] = ()) -> None:
+        """``options``: Inductor's options by name, for every piece and shape; ``passes``: graph passes, as in
+        :class:`~cgkit.config.CompilationConfig`."""
         self._options = dict(options or {})
         check_inductor_options(self._options)
+        self.passes = PostGradPassManager(passes) if passes else None
 
     def compile(
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
@@ -113,6 +120,8 @@ class InductorStandaloneAdaptor(CompilerInterface):
         options = inductor_options_for(self._options, runtime_shape)
         if disabled():
             options["force_disable_caches"] = True
+        if self.passes is not None:
+            options.update(self.passes.inductor_options())
         return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
 
     def save(self, runnable: Any) -> bytes | None:
@@ -125,7 +134,15 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
     def settings(self, runtime_shape: Shape) -> Mapping[str, Any]:
         options = inductor_options_for(self._options, runtime_shape)
-        return {"adaptor": self.name, **{f"inductor {name}": value for name, value in options.items()}}
+        passes = {"passes": self.passes} if self.passes is not None else {}
+        return {
+            "adaptor": self.name,
+            **{f"inductor {name}": value for name, value in options.items()},
+            **passes,
+        }
+
+    def take_reports(self) -> PassReports:
+        return self.passes.take_reports() if self.passes is not None else PassReports()
 
 
 def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> CompilerInterface:
@@ -142,9 +159,15 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     if config.compiler == "inductor_patched":
         from cgkit.compiling.inductor_adaptor import InductorAdaptor
 
+        if config.passes:
+            raise ConfigError(
+                f"passes={list(config.passes)} with compiler='inductor_patched': the article's adaptor runs no graph "
+                "passes; use compiler='inductor'"
+            )
+
         adaptor = InductorAdaptor(config.inductor_compile_config)
     else:
-        adaptor = InductorStandaloneAdaptor(config.inductor_compile_config)
+        adaptor = InductorStandaloneAdaptor(config.inductor_compile_config, config.passes)
     if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
         warnings.warn(
             "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "

@@ -25,6 +25,7 @@ from cgkit.compiling.fakes import ranged_version, static_version, unread_offsets
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
 from cgkit.compiling.lifting import Lifted, lift_names, number_inputs
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
+from cgkit.compiling.passes import PassReports
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
 from cgkit.config import CompilationConfig, TokenRange
 from cgkit.display import Shown
@@ -251,6 +252,33 @@ class CompiledGraph(Shown):
         return self._bound(*args, **kwargs)
 
     # --- showing ---
+
+    @property
+    def pass_reports(self) -> dict[str, PassReports]:
+        """What the graph passes did to each piece at the general shape, by the piece's name; an equal piece has the
+        reports of the one that was compiled. Empty where no passes were asked for."""
+        return {b.name: b.general.reports for b in self.backends if len(b.general.reports)}
+
+    def passes_frame(self) -> Any:
+        """A DataFrame with a row a piece, shape and graph pass: how often it matched, nodes before and after."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "piece": backend.name,
+                    "shape": "general" if one.shape is None else str(one.shape),
+                    "shared_with": one.owner if one.shared else "",
+                    "pass": report.name,
+                    "matched": report.matched,
+                    "nodes_before": report.nodes_before,
+                    "nodes_after": report.nodes_after,
+                }
+                for backend in self.backends
+                for one in backend.compiled
+                for report in one.reports
+            ]
+        )
 
     def to_frame(self) -> Any:
         """A DataFrame with a row a piece and shape: how it came by its callable, and what that took."""

@@ -211,6 +211,8 @@ class _Text:
             return "{" + ", ".join(f"{self.of(k)}: {self.of(v, number)}" for k, v in value.items()) + "}"
         if value is Ellipsis or isinstance(value, range):
             return repr(value)
+        if callable(uuid := getattr(value, "uuid", None)) and (known := uuid()) is not None:
+            return f"{type(value).__qualname__} {known}"  # a graph pass names itself
         if callable(value) and not isinstance(value, torch.nn.Module):
             return self.function(value)
         return self.identity(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -19,6 +19,7 @@ from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
+from cgkit.compiling.passes import PassReports
 from cgkit.config import Shape
 from cgkit.errors import CgkitError, CompileError
 from cgkit.splitting.matching import operator_names
@@ -37,6 +38,7 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+    reports: PassReports = field(default_factory=PassReports)  # what the graph passes did to it
     loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 
     @property
@@ -122,7 +124,16 @@ class CompilerManager:
         seconds = time.perf_counter() - started
         events.emit(events.ArtifactLoaded(name, shape, key.digest, str(found.path), seconds))
         return CompiledPiece(
-            name, shape, found.runnable, key, name, by.name, seconds, found.kernels, loaded=True
+            name,
+            shape,
+            found.runnable,
+            key,
+            name,
+            by.name,
+            seconds,
+            found.kernels,
+            reports=PassReports.from_dicts(found.reports),
+            loaded=True,
         )
 
     def _save(self, by: CompilerInterface, piece: CompiledPiece) -> None:
@@ -131,7 +142,7 @@ class CompilerManager:
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
         if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
             return
-        path = self.cache.save(piece.key, by.save(piece.runnable), piece.kernels)
+        path = self.cache.save(piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts())
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
             events.emit(events.CacheEntryUpdated(digest))
@@ -165,6 +176,7 @@ def _compile(
 ) -> CompiledPiece:
     start = time.perf_counter()
     kernels = torch_hooks.generated_kernels() if adaptor.generates else 0
+    adaptor.take_reports()  # of a compilation that failed
     fixed = torch_hooks.specialised_symbols(fake_mode)
     assumed = len(torch_hooks.shape_guards(fake_mode))
     try:
@@ -172,6 +184,8 @@ def _compile(
     except CgkitError:
         raise
     except Exception as error:
+        if isinstance(inner := getattr(error, "inner_exception", None), CgkitError):
+            raise inner from error  # a graph pass of ours, inside Inductor
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
@@ -193,4 +207,5 @@ def _compile(
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
         assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+        reports=adaptor.take_reports(),
     )

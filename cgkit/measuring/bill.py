@@ -13,6 +13,7 @@ nothing else takes time. Launches queue, and Python takes time too: the sum stan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ IDLE_CAUSES = {
     "idle_sync": ("waiting",),
     "idle_elsewhere": ("runtime_other", "unexplained"),
 }
+_BLOCKING = re.compile(r"(?:cuda|cu|hip)Memcpy(?!.*(?:Async|Batch))")
 #: A launch reaches an idle GPU within some tens of microseconds; far beyond, something else kept it.
 _LATE_US = 1000.0
 
@@ -73,9 +75,9 @@ class Bill(Shown):
     later of its end there and the end of the last GPU work that it launched. After the CPU's end the step waits
     for the GPU. ``python`` is the time inside an annotation and outside of all operators and calls; outside of
     annotations too, time is ``unexplained``. A copy call that blocks (``cudaMemcpy``, ``hipMemcpyWithStream``:
-    no "Async" in the name) is under ``copies`` with all of its wait. GPU work of an earlier step that runs
+    no "Async" in the name) is under ``waiting``. GPU work of an earlier step that runs
     within this one's time counts as busy; ``kernels`` are those that this step launched (in a step that is a
-    whole trace, all). Several GPUs of one process are busy when any of them is.
+    whole trace, all). Several GPUs of one process are busy when any of them is; ``busy_by_gpu`` keeps them apart.
 
     ``queue_depth``: ``median`` and ``max`` number of kernels launched and not yet started when a launch returns,
     ``median_ahead_us`` and ``max_ahead_us`` from a launch's return to its kernel's start. ``article_formula_us``: the
@@ -99,6 +101,7 @@ class Bill(Shown):
     mode: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    busy_by_gpu: dict[int, float] = field(default_factory=dict)
 
     @property
     def saw_gpu(self) -> bool:
@@ -292,6 +295,8 @@ class EventColumns:
     thread: NDArray[np.int64]
     tied: NDArray[np.int64]
     graph: NDArray[np.int64]
+    device: NDArray[np.int32]
+    is_blocking: NDArray[np.bool_]  # a copy call that returns only when the copy is done
 
     def __post_init__(self) -> None:
         self.is_work = np.isin(self.kind, [CODE[kind] for kind in GPU_WORK])
@@ -318,9 +323,19 @@ def event_columns(timeline: Timeline) -> EventColumns:
         e["thread"].to_numpy(),
         e["launched_by"].to_numpy(),
         e["graph_launch"].to_numpy(),
+        e["device"].to_numpy(),
+        _blocking(e),
     )
     timeline.__dict__["_bill_columns"] = (e, columns)
     return columns
+
+
+def _blocking(events: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which rows are copy calls that block: by name, each different name asked once."""
+    names = events["name"].cat
+    blocks = np.array([_BLOCKING.match(str(name)) is not None for name in names.categories], bool)
+    found = blocks[names.codes.to_numpy()] if len(blocks) else np.zeros(len(events), bool)
+    return found & (events["kind"] == "copy_call").to_numpy()
 
 
 def _thread(c: EventColumns, inside: NDArray[np.int64], marked: int | None) -> int:
@@ -350,6 +365,10 @@ def _bill(timeline: Timeline, window: StepWindow, step: str, process: int, notes
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
         ]
     notes = [*notes, *_late(c, mine, window)]
+    busy = _busy_by_gpu(c, mine, window)
+    if len(busy) > 1:
+        told = ", ".join(f"GPU {device} {us:,.0f} us" for device, us in busy.items())
+        notes.append(f"{len(busy)} GPUs; busy: {told}")
     if len(graphs):
         notes.append(
             "the profiler lists every kernel of a graph, which makes the graph launch itself dearer than it is "
@@ -373,7 +392,19 @@ def _bill(timeline: Timeline, window: StepWindow, step: str, process: int, notes
         mode=str(timeline.about.get("mode") or ""),
         about=timeline.about,
         notes=notes,
+        busy_by_gpu=busy,
     )
+
+
+def _busy_by_gpu(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> dict[int, float]:
+    """Microseconds in which each GPU was busy."""
+    work = np.flatnonzero(mine & c.is_work)
+    found = {}
+    for device in np.unique(c.device[work]):
+        rows = work[c.device[work] == device]
+        busy = intervals.clip(intervals.union(c.start[rows], c.end[rows]), window.start_us, window.end_us)
+        found[int(device)] = intervals.length(busy)
+    return found
 
 
 def _late(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> list[str]:
@@ -402,6 +433,9 @@ def cpu_sets(c: EventColumns, mine: NDArray[np.bool_], window: StepWindow) -> di
     sets: dict[str, intervals.Set] = {}
     for part in _PRIORITY:
         rows = on[np.isin(c.kind[on], [CODE[kind] for kind in CPU_PARTS[part]])]
+        if part in ("waiting", "copies"):  # a copy that blocks is a wait
+            blocking = on[c.is_blocking[on]]
+            rows = np.union1d(rows, blocking) if part == "waiting" else np.setdiff1d(rows, blocking)
         covered = intervals.union(c.start[rows], c.end[rows])
         sets[part] = intervals.intersect(left, covered)
         left = intervals.subtract(left, covered)

@@ -179,6 +179,38 @@ def timeline_card(artefact: Any) -> str:
     return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
 
 
+_CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
+
+
+def pass_report(artefact: Any) -> str:
+    """What a pass took away and put in, line by line, in the order of the graph."""
+    lines = [
+        f'<div style="{_CHANGES[change]}">{mark} {escape(line)}</div>'
+        for change, line in artefact.to_frame().itertuples(index=False)
+        for mark in [{"added": "+", "removed": "-"}.get(change, "&nbsp;")]
+    ]
+    style = "font-family:monospace;font-size:11px;white-space:pre;overflow-x:auto;max-height:420px"
+    diff = f'<div style="{style}">{"".join(lines)}</div>' if lines else "<p>the graph is as it was</p>"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in artefact.notes)
+    head, *_ = repr(artefact).splitlines()
+    body = (f"<ul>{notes}</ul>" if notes else "") + diff
+    return f'{NOTEBOOK_CSS}<div class="cg-show"><h4>{escape(head)}</h4>{body}</div>'
+
+
+def pass_reports(artefact: Any) -> str:
+    """A row a pass, and each diff folded."""
+    folded = [
+        f"<details><summary>{escape(report.name)}: matched {report.matched}</summary>{pass_report(report)}</details>"
+        for report in artefact
+    ]
+    return _card(artefact, table(artefact.to_frame(), rows=20), *folded)
+
+
+def table_only(artefact: Any) -> str:
+    """Its table."""
+    return _card(artefact, table(artefact.to_frame(), rows=20))
+
+
 def _timeline_picture(artefact: Any) -> str:
     """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
     explorer = artefact.explore()
@@ -206,6 +238,9 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Padding": measured,
     "PoolPrediction": measured,
     "Waterfall": measured,
+    "PassReport": pass_report,
+    "PassReports": pass_reports,
+    "FunctionalizationCost": table_only,
     "Crossover": crossover,
     "LaunchOverhead": launch_overhead,
     "Timeline": timeline_card,

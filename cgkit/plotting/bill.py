@@ -61,7 +61,7 @@ def bill(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
         _names(ax, modes)
         ax.set_ylim(len(modes) - 0.5, -0.5)
         ax.set_xlim(0, longest / scale * 1.02 or 1)
-        ax.set_xlabel(f"wall time ({unit})")
+        ax.set_xlabel(f"wall time under the profiler, whose own work is in it ({unit})")
         ax.grid(axis="x")
         _legend(ax, [part for part in LOOKS if part in drawn], drawn, alone)
         put_title(ax, "Where the wall time goes", about)

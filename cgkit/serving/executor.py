@@ -27,6 +27,7 @@ from cgkit.config import (
     resolve_cudagraph_mode,
 )
 from cgkit.forward_context import set_forward_context
+from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.serving.input_batch import InputBatch
 from cgkit.serving.llama import Llama
 from cgkit.splitting import SplitGraph, split_graph
@@ -63,6 +64,8 @@ class Executor:
         self.captured: CapturedGraphs | None = None
         self.forward: Callable[..., torch.Tensor] = model
         self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
+        if self.is_compiled:
+            apply_custom_ops(model, config)
         marks.register(self)
 
     # --- sizes -----------------------------------------------------------------------------------
@@ -90,6 +93,7 @@ class Executor:
             return
         name = type(self.model).__name__
         events.emit(events.ModelSeen(name))
+        apply_custom_ops(self.model, self.config)
         if self.config.level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
             self.forward = torch.compile(self.model.forward, backend=self.config.dynamo_backend)

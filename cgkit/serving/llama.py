@@ -13,6 +13,9 @@ Two things differ from a training model, and both are what makes the pipeline po
   only the attention operator knows (from the forward context) which token belongs to whom.
   Everything else works token by token, so one graph with one symbolic size serves every batch.
 * Attention is one opaque operator that writes into a tensor given to it.
+
+Norm, SwiGLU and rotary have two forms, torch code and a hand-written operator (:mod:`cgkit.kernels.custom_op`); which
+one is traced, ``CompilationConfig.custom_ops`` says.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from cgkit.errors import ServingError
+from cgkit.kernels.custom_op import RMSNorm, Rotary, SiluAndMul
 from cgkit.serving.attention import attention
 
 
@@ -177,20 +180,6 @@ PRESETS: dict[str, LlamaConfig] = {
 # fmt: on
 
 
-class LlamaRMSNorm(nn.Module):
-    """Divides by the root mean square, in float32 whatever the input's type."""
-
-    def __init__(self, hidden_size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.eps = eps
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        wide = hidden.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(hidden.dtype)  # (tokens, hidden)
-
-
 def inverse_frequencies(config: LlamaConfig) -> torch.Tensor:
     """The angle by which each pair of a head turns a position, in float32: (head_dim / 2,)."""
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float() / config.head_dim
@@ -225,12 +214,6 @@ class LlamaRotaryEmbedding(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns each pair (i, i + head_dim / 2) of ``heads`` (tokens, heads, head_dim) by its angle."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos[:, None, :] + torch.cat((-second, first), dim=-1) * sin[:, None, :]
-
-
 class LlamaAttention(nn.Module):
     """Projections and rotary positions around the one splitting operator.
 
@@ -247,6 +230,7 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.rotate = Rotary()
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # (tokens, heads, head_dim)
@@ -254,7 +238,7 @@ class LlamaAttention(nn.Module):
         value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
         # The layer's name is a constant in the graph, but only the attention's own piece holds
         # it, so that the pieces between stay equal to one another and are compiled once.
-        mixed = attention(rotate(query, cos, sin), rotate(key, cos, sin), value, self.layer_name)
+        mixed = attention(self.rotate(query, cos, sin), self.rotate(key, cos, sin), value, self.layer_name)
         return self.o_proj(mixed.flatten(1))
 
 
@@ -266,9 +250,10 @@ class LlamaMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act = SiluAndMul()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.down_proj(self.act(self.gate_proj(hidden), self.up_proj(hidden)))
 
 
 def add(hidden: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -287,8 +272,8 @@ class LlamaDecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = LlamaAttention(config, f"{layer_name}.self_attn")
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         hidden = add(hidden, self.self_attn(self.input_layernorm(hidden), cos, sin))
@@ -305,7 +290,7 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(config, f"model.layers.{i}") for i in range(config.num_hidden_layers)
         )
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.embed_tokens(input_ids)  # (tokens, hidden)

@@ -45,6 +45,7 @@ from cgkit.torch_hooks.fakes import (
 )
 from cgkit.torch_hooks.graphs import codegen_of
 from cgkit.torch_hooks.inductor import (
+    bytes_accessed,
     compile_cache_counts,
     find_cpp_compiler,
     generated_code,
@@ -83,12 +84,20 @@ from cgkit.torch_hooks.operators import (
     has_python_kernel,
     is_composite,
     mutated_arguments,
+    number_of_returns,
     operator_of,
     register_fake_in,
     resolve_overload,
     returns_several,
     run_cpu_kernel,
     written_arguments,
+)
+from cgkit.torch_hooks.passes import (
+    auto_functionalized,
+    auto_functionalized_v2,
+    custom_graph_pass,
+    lowered_mutations,
+    scaled_mm,
 )
 from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
@@ -103,6 +112,7 @@ from cgkit.torch_hooks.symbols import (
     substitute_symbols,
     symbol_facts,
     symbolic_expression,
+    without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
 from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
@@ -121,8 +131,11 @@ __all__ = [
     "always_hit_shape_env",
     "any_number",
     "artifact_bytes",
+    "auto_functionalized",
+    "auto_functionalized_v2",
     "autotuning_caught",
     "bound_argument",
+    "bytes_accessed",
     "cacheability_unchecked",
     "codegen_of",
     "compile_cache_counts",
@@ -132,6 +145,7 @@ __all__ = [
     "cpp_compiler_version",
     "cpu_vector_isa",
     "current_raw_stream",
+    "custom_graph_pass",
     "data_dependence_errors",
     "destroy_library",
     "drop_all_guards",
@@ -163,10 +177,12 @@ __all__ = [
     "lean_global",
     "load_artifact",
     "load_from_graph_cache",
+    "lowered_mutations",
     "mark_dynamic",
     "missing_fake_errors",
     "mutated_arguments",
     "new_fake_mode",
+    "number_of_returns",
     "operator_of",
     "original_of_compiled",
     "placeholder_source",
@@ -186,6 +202,7 @@ __all__ = [
     "rewritten_size",
     "run_cpu_kernel",
     "running_fake",
+    "scaled_mm",
     "shape_guards",
     "specialised_symbols",
     "standalone_compile",
@@ -200,5 +217,6 @@ __all__ = [
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",
+    "without_new_guards",
     "written_arguments",
 ]

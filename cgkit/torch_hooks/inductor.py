@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 import subprocess
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,6 +89,29 @@ def find_cpp_compiler() -> str | None:
         return get_cpp_compiler()
     except (RuntimeError, OSError, subprocess.SubprocessError):
         return None
+
+
+@contextlib.contextmanager
+def bytes_accessed() -> Iterator[Callable[[], int]]:
+    """Gives a function that says how many bytes the kernels that Inductor has generated in the block read and write,
+    at the sizes of the example, by its own count. Cache hits count nothing.
+
+    Inductor counts only while its metrics' logger is on. Run on torch 2.13 (CPU).
+    """
+    from torch._inductor import metrics
+
+    try:
+        from torch._inductor.compile_fx import inductor_metrics_log as logger
+    except ImportError:
+        raise gone("torch._inductor.compile_fx.inductor_metrics_log") from None
+    before, level, propagate = metrics.num_bytes_accessed, logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield lambda: metrics.num_bytes_accessed - before
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def generated_code(runnable: Any) -> dict[str, str]:

@@ -139,3 +139,8 @@ def register_fake_in(library: torch.library.Library, op_name: str, fake_impl: Ca
     if not hasattr(library, "_register_fake"):
         raise gone("torch.library.Library._register_fake")
     library._register_fake(op_name, fake_impl)
+
+
+def number_of_returns(op: OpOverload) -> int:
+    """How many values ``op`` returns. Run on torch 2.13 (CPU)."""
+    return len(op._schema.returns)

@@ -310,6 +310,30 @@ def test_law_two_processes_in_one_file_are_kept_apart(start_a, kernels_a, start_
         assert len(lanes) == 2 and all(str(100 * (process + 1)) in lane for lane in lanes)
 
 
+def test_a_copy_that_blocks_is_a_wait():
+    for name, part in (
+        ("cudaMemcpy", "waiting"),
+        ("hipMemcpyWithStream", "waiting"),
+        ("cudaMemcpyAsync", "copies"),
+    ):
+        trace = Trace()
+        trace.mark("cgkit step", 0, 100)
+        trace.gpu(20, 38, trace.call(name, 10, 50), category="gpu_memcpy", name="Memcpy DtoH")
+        one = trace.timeline().bill()
+        adds_up(one)
+        assert some(one.parts) == {"python": 50, part: 50}, name
+
+
+def test_gpus_of_one_process_are_told_apart():
+    trace = Trace()
+    trace.mark("cgkit step", 0, 100)
+    for device, start in ((0, 20), (1, 40)):
+        trace.gpu(start, 30, trace.call("cudaLaunchKernel", 10 + device, 1), device=device)
+    one = trace.timeline().bill()
+    assert one.busy_by_gpu == {0: 30, 1: 30} and one.gpu["busy"] == 50
+    assert "2 GPUs; busy: GPU 0 30 us, GPU 1 30 us" in one.notes
+
+
 def test_bill_of_nothing_but_zeros():
     trace = Trace()
     trace.op("aten::x", 5, 0)

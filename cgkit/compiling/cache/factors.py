@@ -30,7 +30,7 @@ FACTORS = ("environment", "config", "code", "compiler")
 
 #: Fields of :class:`~cgkit.config.CompilationConfig` that change what is compiled. All others change
 #: what is recorded, when a piece is compiled, or what is reported.
-CONFIG_FIELDS = ("level", "splitting_ops", "custom_ops", "compiler", "inductor_compile_config")
+CONFIG_FIELDS = ("level", "splitting_ops", "custom_ops", "compiler", "inductor_compile_config", "passes")
 
 _ENVIRONMENT = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_")
 _ENVIRONMENT_NAMES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "PTXAS_OPTIONS")

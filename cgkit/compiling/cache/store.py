@@ -38,6 +38,7 @@ class Loaded:
     runnable: Any
     kernels: int | None
     path: Path
+    reports: list[dict[str, Any]]
 
 
 class CompileCache:
@@ -103,7 +104,7 @@ class CompileCache:
             )
             self._discard(path)
             return None
-        return Loaded(runnable, about["kernels"], path)
+        return Loaded(runnable, about["kernels"], path, about.get("reports", []))
 
     def _check_files(self, files: dict[str, str]) -> None:
         """Libraries that are there must be those that were written; what is missing is built again."""
@@ -133,8 +134,16 @@ class CompileCache:
             self._digests[known] = hashlib.sha256(path.read_bytes()).hexdigest()
         return self._digests[known]
 
-    def save(self, key: ContentKey, payload: bytes | None, kernels: int | None) -> Path | None:
-        """Writes a piece that was just compiled: what its adaptor made of it (None: it cannot be kept).
+    def save(
+        self,
+        key: ContentKey,
+        payload: bytes | None,
+        kernels: int | None,
+        reports: list[dict[str, Any]] | None = None,
+    ) -> Path | None:
+        """Writes a piece that was just compiled, and what the graph passes reported of it.
+
+        ``payload``: what its adaptor made of it (None: it cannot be kept).
 
         Returns None, with a warning where the disk refused, if nothing was written.
         """
@@ -142,7 +151,12 @@ class CompileCache:
             return None
         path = self.path(key)
         try:
-            about = {"kernels": kernels, "files": self.files(), "digest": key.digest}
+            about = {
+                "kernels": kernels,
+                "reports": reports or [],
+                "files": self.files(),
+                "digest": key.digest,
+            }
             places.make_private(self.directory)
             places.write_key(self.directory, self.key)
             places.write_atomically(path, _pack(about, payload))
