@@ -95,7 +95,7 @@ def unread_offsets(graph_module: fx.GraphModule, values: Sequence[Any]) -> set[A
         if _strided(value):
             offsets |= _free(value.storage_offset())
             others |= _free(*value.shape, *value.stride())
-        else:  # torch 2.11 also hands over a number that no node of this piece takes
+        else:  # a number that no node of this piece takes is as free
             (others if node.users else offsets).update(_free(value))
     return offsets - others
 

@@ -28,8 +28,13 @@ _library = Library("cgkit", "FRAGMENT")
 OPERATORS: dict[str, Callable[..., None]] = {}
 
 
-def _operator(*mutates: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes the function ``torch.ops.cgkit.<its name>``, which writes the arguments ``mutates``."""
+def _operator(
+    *mutates: str, check: Callable[..., None] = lambda *args, **kwargs: None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes the function ``torch.ops.cgkit.<its name>``, which writes the arguments ``mutates``.
+
+    ``check`` is all that a trace sees of it: what it compares, the trace knows to be equal from then on.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         name = function.__name__
@@ -37,7 +42,7 @@ def _operator(*mutates: str) -> Callable[[Callable[..., None]], Callable[..., No
         function.__annotations__ = hints
         _library.define(name + infer_schema(function, mutates_args=list(mutates)))
         _library.impl(name, function, "CompositeExplicitAutograd")
-        register_fake_in(_library, name, lambda *args, **kwargs: None)
+        register_fake_in(_library, name, check)
         OPERATORS[name] = function
         return function
 
@@ -174,7 +179,15 @@ def silu_and_mul_static_fp8_quant(out: Tensor, gate: Tensor, up: Tensor, scale: 
         out.copy_(plain.static_fp8_quant_torch(plain.silu_and_mul_torch(gate, up), scale))
 
 
-@_operator("out")
+def _one_angle_a_token(out: Tensor, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Without it a trace would take the number of positions and that of tokens for two numbers."""
+    if not heads.shape[0] == cos.shape[0] == sin.shape[0]:
+        raise ValueError(
+            f"rotary: {heads.shape[0]} tokens, {cos.shape[0]} and {sin.shape[0]} rows of cos and sin"
+        )
+
+
+@_operator("out", check=_one_angle_a_token)
 def rotary(out: Tensor, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """``out`` = ``heads`` (tokens, heads, head_dim), each pair turned by its token's angle."""
     if kernels := _triton_for(heads):
