@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cgkit.files import whole_file
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -50,21 +52,24 @@ def to_perfetto(timeline: Timeline, path: str | Path) -> Path:
 
     Returns:
         The path.
+
+    Raises:
+        UnwritableFileError: the file cannot be written.
     """
     import msgspec
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     about = {key: value for key, value in timeline.about.items() if key not in ("source", "processes")}
     head = msgspec.json.encode({"displayTimeUnit": "ns", "cgkit": about}, enc_hook=str)
     encode = msgspec.json.Encoder(enc_hook=str).encode
-    with gzip.open(path, "wb", compresslevel=5) if path.suffix == ".gz" else path.open("wb") as out:
-        out.write(head[:-1] + b',"traceEvents":[\n')
-        comma = b""
-        for event in events_of(timeline):
-            out.write(comma + encode(event))
-            comma = b",\n"
-        out.write(b"\n]}\n")
+    with whole_file(path) as part:
+        with gzip.open(part, "wb", compresslevel=5) if path.suffix == ".gz" else part.open("wb") as out:
+            out.write(head[:-1] + b',"traceEvents":[\n')
+            comma = b""
+            for event in events_of(timeline):
+                out.write(comma + encode(event))
+                comma = b",\n"
+            out.write(b"\n]}\n")
     return path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cgkit.errors import CgkitError, TimelineError
+from cgkit.files import whole_file
 from cgkit.measuring.bill import Bill, bill, plot, whole
 from cgkit.measuring.bill_table import reading_table
 from cgkit.measuring.timeline import WHOLE, Timeline
@@ -149,18 +150,9 @@ def _writable(out: str | Path, traces: Sequence[str | Path]) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file or none: written beside it and then put in its place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise CgkitError(f"out={str(path)!r} cannot be written ({error.strerror})") from error
-        raise
+    """The whole page or none."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _html(result: TimelineResult) -> str:

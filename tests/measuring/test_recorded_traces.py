@@ -1,4 +1,4 @@
-"""The traces in data/recordings, recorded on an H200: what a timeline says of them, against counts from the raw JSON."""
+"""The traces in data/recordings: what a timeline says of them, against counts from the raw JSON."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cgkit.files import whole_file
 from cgkit.plotting import timeline_layout as rows_of
 from cgkit.plotting.explore.pack import pack
 from cgkit.plotting.style import About
@@ -160,10 +161,10 @@ class Explorer:
         """
         from cgkit.plotting.explore.page import page
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(self, bill), encoding="utf-8")
-        return path
+        text = page(self, bill)
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
+        return Path(path)
 
     def html(self) -> str:
         """The explorer as an HTML fragment, to stand in a page of anybody's; it needs no network."""
