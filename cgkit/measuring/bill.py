@@ -252,6 +252,7 @@ class StepWindow:
     launched: NDArray[np.int64]  # rows of the GPU work that the step launched
     calls: NDArray[np.int64]  # rows of its launches
     thread: int
+    marked: int | None = None  # the thread of the step's own mark
 
     @property
     def wall_us(self) -> float:
@@ -271,7 +272,8 @@ class StepWindow:
         launched = c.work_by_call[slice(*np.searchsorted(c.tied[c.work_by_call], [first, last]))]
         launched = launched[c.process[c.tied[launched]] == int(step["process"])]
         end = max(cpu_end, float(c.end[launched].max())) if len(launched) else cpu_end
-        return cls(start, cpu_end, end, np.sort(launched), calls, _thread(c, inside, int(step["thread"])))
+        marked = int(step["thread"])
+        return cls(start, cpu_end, end, np.sort(launched), calls, _thread(c, inside, marked), marked)
 
     @classmethod
     def of_all(cls, timeline: Timeline, process: int) -> StepWindow:
@@ -363,6 +365,12 @@ def _bill(timeline: Timeline, window: StepWindow, step: str, process: int, notes
         notes = [
             *notes,
             f"{away:,} of {len(window.calls):,} launches are on other threads than the one billed",
+        ]
+    if window.marked not in (None, window.thread):
+        notes = [
+            *notes,
+            f"the step's mark is on thread {window.marked} and its launches are on thread {window.thread}, which is "
+            "billed: what that one does between its own events is unexplained",
         ]
     notes = [*notes, *_late(c, mine, window)]
     busy = _busy_by_gpu(c, mine, window)

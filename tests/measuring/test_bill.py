@@ -154,6 +154,7 @@ def test_launches_on_another_thread_are_billed_there_and_said():
     adds_up(one)
     assert one.parts["kernel_launches"] == 15
     assert any("1 of 4 launches" in note for note in one.notes)
+    assert any("which is billed" in note for note in one.notes) and one.parts["unexplained"] == 85
 
 
 def test_the_articles_three_costs_and_three_weapons():
