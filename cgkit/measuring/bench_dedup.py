@@ -98,6 +98,7 @@ def _in_fresh_process(layers: int, width: int, compiler: str, timeout_s: float) 
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {
             "TORCHINDUCTOR_CACHE_DIR": cache,
+            "CGKIT_CACHE_DIR": cache,
             "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
         }
         command = [sys.executable, "-m", __name__, str(layers), str(width), compiler]
