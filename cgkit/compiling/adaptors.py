@@ -112,14 +112,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
     def compile(
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> Runnable:
-        own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
-        if isinstance(runtime_shape, int):
-            fix_sizes(own, inputs)
-        if runtime_shape is not None:
-            renew_examples(own, inputs, fake_mode)
-        options = inductor_options_for(self._options, runtime_shape)
-        if disabled():
-            options["force_disable_caches"] = True
+        own, options = prepare(self._options, graph_module, inputs, fake_mode, runtime_shape)
         if self.passes is not None:
             options.update(self.passes.inductor_options())
         return torch_hooks.standalone_compile(own, inputs, fake_mode, options)
@@ -178,6 +171,25 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
         )
         return EagerAdaptor()
     return adaptor
+
+
+def prepare(
+    user: Mapping[str, Any],
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: Any,
+    runtime_shape: Shape,
+) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """A copy of a piece that Inductor may rewrite, and all options, for one compilation."""
+    own = copy.deepcopy(graph_module)
+    if isinstance(runtime_shape, int):
+        fix_sizes(own, inputs)
+    if runtime_shape is not None:
+        renew_examples(own, inputs, fake_mode)
+    options = inductor_options_for(user, runtime_shape)
+    if disabled():
+        options["force_disable_caches"] = True
+    return own, options
 
 
 def fix_sizes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:

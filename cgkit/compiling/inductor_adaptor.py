@@ -7,7 +7,6 @@ default is :class:`~cgkit.compiling.adaptors.InductorStandaloneAdaptor`, which n
 from __future__ import annotations
 
 import base64
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,9 +15,7 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
-from cgkit.compiling.adaptors import CompilerInterface, Runnable, fix_sizes
-from cgkit.compiling.cache.folder import disabled
-from cgkit.compiling.fakes import renew_examples
+from cgkit.compiling.adaptors import CompilerInterface, Runnable, prepare
 from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
 from cgkit.config import Shape
 from cgkit.errors import CompileError
@@ -85,14 +82,7 @@ class InductorAdaptor(CompilerInterface):
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, runtime_shape: Shape
     ) -> PatchedGraph:
         """A :class:`PatchedGraph`; see :meth:`CompilerInterface.compile`."""
-        own = copy.deepcopy(graph_module)  # Inductor rewrites the graph that it gets
-        if isinstance(runtime_shape, int):
-            fix_sizes(own, inputs)
-        if runtime_shape is not None:
-            renew_examples(own, inputs, fake_mode)
-        options = inductor_options_for(self._options, runtime_shape)
-        if disabled():
-            options["force_disable_caches"] = True
+        own, options = prepare(self._options, graph_module, inputs, fake_mode, runtime_shape)
         made = torch_hooks.compile_fx_patched(own, inputs, fake_mode, options)
         kept = made.graph_hash is not None and made.bare
         handle = InductorHandle(str(made.graph_hash), made.path) if kept else None

@@ -9,15 +9,14 @@ launches dearer. The article gives no figure for its passes; vLLM's blog
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from cgkit import torch_hooks
+from cgkit.compiling.cache.folder import turned_off
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
@@ -89,7 +88,7 @@ def measure(
     model = build_model(shape, random_weights(shape, dtype, args.device), dtype=dtype, device=args.device)
     if scheme is not None:
         model = quantize(model, scheme)
-    with torch.no_grad(), _no_cache():
+    with torch.no_grad(), turned_off():
         variants = [_Variant(name, model, args, dict(fields)) for name, fields in configs.items()]
         rows = _timed_rows(variants, args, cuda)
     import pandas as pd
@@ -219,18 +218,3 @@ def _busy(step: Step, layers: int) -> dict[str, float]:
     kernels = [event for event in profiler.events() if str(event.device_type).endswith("CUDA")]
     ms = sum(event.time_range.elapsed_us() for event in kernels) / PROFILED / 1e3
     return {"gpu_busy_ms": ms, "kernels_a_layer": len(kernels) / PROFILED / layers}
-
-
-@contextmanager
-def _no_cache() -> Iterator[None]:
-    """Every variant is compiled from nothing."""
-    name = "CGKIT_DISABLE_COMPILE_CACHE"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

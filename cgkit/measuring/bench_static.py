@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +24,7 @@ import torch
 
 from cgkit import torch_hooks
 from cgkit.compiling import CompiledGraph, CompiledPiece, PiecewiseBackend, compile_pieces
+from cgkit.compiling.cache.folder import turned_off
 from cgkit.config import CompilationConfig
 from cgkit.errors import CaptureError, ConfigError
 from cgkit.measuring.decode_bench import shape_of
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise CaptureError("cgkit bench static measures a GPU, and there is none; --device cpu is a dry run")
     rows: list[dict[str, Any]] = []
     candidates: list[dict[str, Any]] = []
-    with torch.no_grad(), _caches_off():
+    with torch.no_grad(), turned_off():
         for subject in _subjects(args):
             rows += subject.measure(args.repeats)
             candidates += subject.candidates
@@ -332,18 +331,3 @@ def _warm_up(device: str) -> None:
     model = _Product(torch.ones(8, 8, device=device))
     split = split_graph(trace(model, torch.ones(4, 8, device=device), dynamic_arg_dims={"x": 0}), [])
     _graph(split, {}, [4]).backends[0].compile_size(4)
-
-
-@contextmanager
-def _caches_off() -> Iterator[None]:
-    """Every compilation is one: neither cgkit's compile cache nor Inductor's own answer."""
-    name = "CGKIT_DISABLE_COMPILE_CACHE"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,6 +9,7 @@ from cgkit.kernels.fused import OPERATORS
 from cgkit.kernels.fused_torch import FP8
 from cgkit.torch_hooks import fake_tensor_mode, mutated_arguments
 from tests.kernels.fused_checks import draw, run_all, run_rotary
+from tests.kernels.interpreter import run_interpreted
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -52,24 +48,7 @@ def test_no_rows():
 
 def test_in_the_interpreter():
     pytest.importorskip("triton")
-    here = Path(__file__)
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(here.with_name("interpreted_fused.py")),
-        ],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=here.parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_interpreted("interpreted_fused.py")
 
 
 @pytest.mark.gpu

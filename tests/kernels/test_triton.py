@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from tests.kernels.cases import Case, arguments, assert_right, cases, make_case
+from tests.kernels.interpreter import run_interpreted
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -19,24 +15,7 @@ many = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    here = Path(__file__)
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(here.with_name("interpreted.py")),
-        ],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=here.parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    run_interpreted("interpreted.py")
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ SOURCES_FILE = "traced_files.json"
 def disabled() -> bool:
     """Whether ``CGKIT_DISABLE_COMPILE_CACHE=1`` turns the cache off (Inductor's own caches with it)."""
     return os.environ.get("CGKIT_DISABLE_COMPILE_CACHE", "").lower() not in ("", "0", "false")
+
+
+@contextmanager
+def turned_off() -> Iterator[None]:
+    """In the block every compilation is one: neither cgkit's compile cache nor Inductor's own answers."""
+    name = "CGKIT_DISABLE_COMPILE_CACHE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def cache_root() -> Path:
