@@ -136,3 +136,14 @@ def test_no_recording_names_a_user_a_host_or_a_path(path):
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     assert re.findall(r"/(?:home|root|tmp|work|Users)/\S*", text) == []
+
+
+def test_the_recorded_crossover_is_drawn():
+    from cgkit.plotting.launch_charts import crossover
+
+    for shape in ("llama-3.2-1b", "llama-3.1-8b"):
+        name = f"h200-crossover-{shape}"
+        found = recordings.load(name)
+        ax = crossover(pd.DataFrame(found["rows"]), pd.DataFrame(found["crossings"]), recordings.about(name))
+        labels = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+        assert any(label.startswith("eager: every batch") for label in labels)

@@ -207,7 +207,8 @@ def crossover(
         roofline["batch"], roofline["roofline_ms"], color=INK, linestyle=":", linewidth=1.8,
         label="roofline (weights and KV cache, FLOPs)",
     )  # fmt: skip
-    said = {row["mode"]: row for row in crossings.to_dict("records")}
+    # JSON has no infinity: a recording says "beyond"
+    said = {row["mode"]: row for row in crossings.replace("beyond", math.inf).to_dict("records")}
     for mode, rows in frame.groupby("mode", sort=False):
         rows, colour = rows.sort_values("batch"), MODES.get(str(mode), SHARED)
         marker = _MARKERS.get(str(mode), "v")
