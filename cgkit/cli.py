@@ -279,17 +279,20 @@ class _Dedup:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
+            "--layers", type=positive, nargs="+", default=[4, 16, 80], metavar="N", help="(default: 4 16 80)"
         )
         parser.add_argument(
             "--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"]
         )
+        parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV too")
 
     @staticmethod
     def run(args: argparse.Namespace) -> dict[str, Any]:
         from cgkit.measuring import bench_dedup
 
         frame = bench_dedup.run(args.layers, compiler=args.compiler)
+        if args.csv:
+            frame.to_csv(args.csv, index=False, float_format="%.4g")
         return {"frame": frame, "rows": frame.to_dict("records")}
 
 
