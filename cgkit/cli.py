@@ -114,7 +114,7 @@ def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
     for name, (what, load) in BENCHES.items():
         one = names.add_parser(name, parents=[common], help=what, description=what)
-        one.load = load
+        one.load, one.bench = load, name
         one.set_defaults(run=run_bench, bench=name, load=load)
 
 
@@ -141,10 +141,14 @@ class _LazyParser(argparse.ArgumentParser):
     """Asks a benchmark for its options only when that benchmark was named."""
 
     load: Callable[[], Any] | None = None
+    bench = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         if self.load is not None:
+            from cgkit.measuring.bench_charts import add_out
+
             self.load().add_arguments(self)
+            add_out(self, self.bench)
             self.load = None
         return super().parse_known_args(args, namespace)
 
@@ -240,6 +244,10 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
         facts = dict(args.load().run(args))
     frame = facts.pop("frame")
     print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+    if getattr(args, "picture", None):
+        from cgkit.measuring.bench_charts import save_chart
+
+        print(f"drawn: {save_chart(args.bench, frame, facts, args.picture)}", file=sys.stderr)
     write({"bench": args.bench, **facts})
     return 0
 

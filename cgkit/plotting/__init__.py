@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts
+from cgkit.plotting import compile_charts, memory_charts, padding_charts, start_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -27,6 +27,7 @@ __all__ = [
     "against_nodes",
     "capture_seconds",
     "compare_timelines",
+    "compile_charts",
     "compile_gantt",
     "compile_times",
     "crossover",
@@ -40,6 +41,7 @@ __all__ = [
     "padding_steps",
     "save",
     "split_graph",
+    "start_charts",
     "style",
     "svg",
     "table",
