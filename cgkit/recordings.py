@@ -155,7 +155,7 @@ class Missing:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"There is no recording {self.name!r} here: this picture needs one that is made on a GPU (data/README.md)."
+        return f"There is no recording {self.name!r} here; this picture is drawn of one (data/README.md)."
 
 
 # --- inside ------------------------------------------------------------------------------------------

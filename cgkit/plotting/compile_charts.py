@@ -6,7 +6,9 @@ them in a figure of its own, and only its first one in axes that it is given.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +88,7 @@ def _relative_axis(ax: Axes, names: Sequence[Any]) -> None:
         for subject, piece, batch in names
     ]
     ax.set_yticks(range(len(names)), labels, fontsize=8.5)
-    for y, (before, after) in enumerate(zip(names, names[1:])):
+    for y, (before, after) in enumerate(itertools.pairwise(names)):
         if before[:2] != after[:2]:
             ax.axhline(y + 0.5, color="#8c959f", linewidth=0.5)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -127,8 +129,8 @@ def _plain(ax: Axes) -> None:
 def candidates(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """What the autotuner tried for one product, the fastest first.
 
-    ``frame``: a row a candidate of one product: ``inputs``, ``candidate``, ``backend``, ``parameters``, ``ms`` (infinite:
-    it failed), ``chosen``, as ``cgkit bench static --candidates-csv`` gives it.
+    ``frame``: a row a candidate of one product: ``inputs``, ``candidate``, ``backend``, ``parameters``, ``ms``
+    (infinite: it failed), ``chosen``, as ``cgkit bench static --candidates-csv`` gives it.
     """
     tried = frame[frame["ms"].map(math.isfinite)].sort_values("ms")
     shown = tried.head(SHOWN)
@@ -167,8 +169,6 @@ def _tried(frame: pd.DataFrame, tried: pd.DataFrame, shown: pd.DataFrame) -> str
 
 def _short(row: dict[str, Any]) -> str:
     """The candidate's name with its block sizes, where it has any."""
-    import re
-
     parameters = row.get("parameters")
     blocks = re.findall(r"(BLOCK_[MNK]|num_warps|num_stages)\s*=\s*(\d+)", str(parameters or ""))
     words = {"num_warps": "warp", "num_stages": "stage"}
@@ -187,7 +187,8 @@ def passes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
     """
     moved = frame.assign(mib=frame["bytes_at_16_tokens"] / 2**20)
     words = "MiB read and written by\nInductor's kernels, 16 tokens"
-    return _beside_each_other(moved, [_kernels(frame), ("mib", words), _STEP], "Graph passes off and on", about, ax)  # fmt: skip
+    columns = [_kernels(frame), ("mib", words), _STEP]
+    return _beside_each_other(moved, columns, "Graph passes off and on", about, ax)
 
 
 @styled

@@ -36,7 +36,9 @@ def startup(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None 
     """
     rows = [_median_start(part) for _, part in frame.groupby(["model", "cache"], sort=False)]
     ax = style.new_axes(ax, 9.2, 1.7 + 0.36 * len(rows))
-    places, names, y = [], [], 0.0
+    places: list[float] = []
+    names: list[str] = []
+    y = 0.0
     totals = {(row["model"], row["cache"]): row["start_s"] for row in rows}
     compiles = {(row["model"], row["cache"]): row["compile_s"] for row in rows}
     shares = []
