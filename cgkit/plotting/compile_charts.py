@@ -28,7 +28,7 @@ CALLABLES = {
 #: Candidates by backend: colour and hatch.
 BACKENDS = {"ATen": (style.PADDING, "///"), "Triton": (style.COMPILED, "")}
 #: Batches, in order: colour and hatch.
-BATCHES = ((style.COMPILED, ""), (style.SPLITTING, "///"), (style.MEMORY, "..."), (style.EAGER, "xx"))
+BATCHES = ((style.COMPILED, ""), (style.SPLITTING, "///"), (style.MEMORY, "\\\\\\"), (style.EAGER, "xx"))
 #: More candidates than this are counted, not drawn.
 SHOWN = 16
 
@@ -186,9 +186,9 @@ def passes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
     ``bytes_at_16_tokens``, ``generated_kernels``, and from a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
     """
     moved = frame.assign(mib=frame["bytes_at_16_tokens"] / 2**20)
-    words = "MiB read and written by\nInductor's kernels, 16 tokens"
+    words = "MiB moved by Inductor's own kernels\n(not by our operators), 16 tokens"
     columns = [_kernels(frame), ("mib", words), _STEP]
-    return _beside_each_other(moved, columns, "Graph passes off and on", about, ax)
+    return _beside_each_other(moved, columns, f"Graph passes off and on: {_steps(frame)}", about, ax)
 
 
 @styled
@@ -197,11 +197,21 @@ def custom_ops(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | No
 
     ``frame``: as :func:`passes` takes it, with ``compile_s``.
     """
-    columns = [_kernels(frame), _STEP, ("compile_s", "seconds to trace and compile")]
-    return _beside_each_other(frame, columns, "Layers as operators of their own (custom_ops)", about, ax)
+    words = "seconds to trace and compile (the\nfirst row: and to load the compiler)"
+    columns = [_kernels(frame), _STEP, ("compile_s", words)]
+    return _beside_each_other(frame, columns, f"Layers as operators of their own: {_steps(frame)}", about, ax)
 
 
 _STEP = ("wall_ms", "ms a step (GPU busy: |)")
+
+
+def _steps(frame: pd.DataFrame) -> str:
+    """How long a step takes over that of the first variant, in all others and at all batches."""
+    first = frame["variant"].iloc[0]
+    base = frame[frame["variant"] == first].set_index("batch")["wall_ms"]
+    others = frame[frame["variant"] != first]
+    ratios = [float(row["wall_ms"] / base[row["batch"]]) for row in others.to_dict("records")]
+    return f"a step takes {min(ratios):.2f} to {max(ratios):.2f} times {first!r}" if ratios else str(first)
 
 
 def _kernels(frame: pd.DataFrame) -> tuple[str, str]:
@@ -237,12 +247,12 @@ def _beside_each_other(
 def _bars(ax: Axes, part: pd.DataFrame, column: str, variants: Sequence[str], number: int, of: int) -> None:
     colour, hatch = BATCHES[number % len(BATCHES)] if of > 1 else (style.SHARED, "")
     height = 0.8 / of
-    write = "{:,.0f}" if (part[column] % 1 == 0).all() else "{:#,.3g}"
+    whole = bool((part[column] % 1 == 0).all())
     for y, variant in enumerate(variants):
         value, at = float(part.loc[variant, column]), y + (number - (of - 1) / 2) * height
         ax.barh(at, value, height=height * 0.92, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
         ax.annotate(
-            write.format(value), (value, at), xytext=(5, 0),
+            f"{value:,.0f}" if whole or value >= 100 else f"{value:#.3g}", (value, at), xytext=(5, 0),
             textcoords="offset points", va="center", fontsize=8.5,
         )  # fmt: skip
         busy = part.loc[variant].get("gpu_busy_ms") if column == "wall_ms" else None

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 #: The parts of a start, in order: name, columns, colour, hatch.
 PARTS = (
     ("imports (torch, Dynamo, Inductor)", ("import_s", "compiler_import_s"), "#c4c9cf", ""),
-    ("weights", ("model_s",), style.MEMORY, "xx"),
+    ("weights", ("model_s",), style.MEMORY, ""),
     ("Dynamo's trace, split", ("trace_s", "split_s"), style.SPLITTING, "\\\\\\"),
     ("compile stage", ("compile_s",), style.COMPILED, "///"),
-    ("first answer", ("answer_s",), "#cc79a7", "..."),
+    ("first answer", ("answer_s",), "#cc79a7", "--"),
 )
 #: How an adaptor's starts are told apart: cache, colour, hatch.
 CACHES = (("empty", style.COMPILED, "///"), ("full", style.MEMORY, ""))
@@ -60,8 +60,8 @@ def startup(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None 
     ax.set_xlabel("seconds from import to the first answer")
     ax.grid(axis="x")
     legend_below(ax, 5)
-    most = f": it takes at most {max(shares):.0%} of the cold one" if shares else ""
-    put_title(ax, f"A warm start repeats everything but the compile stage{most}", about)
+    left = f" (at most {max(shares):.0%} of it is left)" if shares else ""
+    put_title(ax, f"A warm start saves the compile stage{left}, and nothing else", about)
     return ax
 
 

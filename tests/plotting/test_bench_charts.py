@@ -58,7 +58,7 @@ def test_a_warm_start_is_drawn_beside_its_cold_one():
     assert names == [f"toy-llama-{n}, {cache}" for n in (4, 80) for cache in ("cold", "warm")]
     # of two warm ones the shorter: 1.5 of 15 seconds in the compile stage, 7.54 of 21.04 in all
     assert "7.5 s: 36% of cold, compile stage 10%" in texts(ax)
-    assert "at most 10% of the cold one" in title_of(ax)
+    assert "at most 10% of it is left" in title_of(ax)
 
 
 def test_an_adaptor_says_what_it_keeps():
