@@ -113,7 +113,7 @@ def test_what_is_committed_shows_what_a_run_shows(name):
 
 @each
 def test_the_source_beside_it_is_in_step(path):
-    """``notebooks/src/NAME.py`` in percent format; ``make notebooks`` runs it, ``jupytext --sync`` carries edits back."""
+    """``src/NAME.py`` in percent format: ``make notebooks`` runs it, ``jupytext --sync`` carries edits back."""
     source = jupytext.read(FOLDER / "src" / f"{path.stem}.py")
     notebook = nbformat.read(path, as_version=4)
 

@@ -179,7 +179,11 @@ def timeline_card(artefact: Any) -> str:
     return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
 
 
-_CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
+_CHANGES = {
+    "added": "background:#dff3e4;color:#111",
+    "removed": "background:#fbe3e4;color:#111",
+    "kept": "color:#777",
+}
 
 
 def pass_report(artefact: Any) -> str:
