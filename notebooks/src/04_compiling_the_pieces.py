@@ -57,7 +57,7 @@ os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
 from cgkit.serving import Runner, load_model
 
 loaded = load_model("tiny-llama")
-runner = Runner(loaded.model, config=cgkit.CompilationConfig(level=0), max_num_seqs=8, max_model_len=64)
+runner = Runner(loaded.model, config=cgkit.CompilationConfig(cudagraph_mode="NONE"), max_num_seqs=8, max_model_len=64)
 inputs = runner.inputs
 with cgkit.set_forward_context(inputs.fill_dummy(16, decode_only=False)):
     traced = cgkit.trace(loaded.model, inputs.input_ids[:16], inputs.positions[:16])
@@ -136,7 +136,7 @@ keys = {
     "4 cut nowhere": key_of(splitting_ops=()),
     "5 another torch": dataclasses.replace(base, compiler={**base.compiler, "torch": "2.14.0"}),
 }
-pd.DataFrame([{"edit": edit, "a": "hit" if other.digest == base.digest else "miss"} for edit, other in keys.items()])
+pd.DataFrame([{"edit": edit, "outcome": "hit" if other.digest == base.digest else "miss"} for edit, other in keys.items()])
 
 # %% [markdown]
 # For 6 and 7 we need a file to edit. `Net` calls a function of `my_helper.py`, which is written to a folder, imported and
@@ -156,7 +156,6 @@ def import_from(folder, helper, notes="VALUE = 1\n"):
     module = [importlib.import_module(name) for name in ("my_notes", "my_helper")][-1]
     sys.path.remove(str(folder))
     return module
-
 
 
 class Net(torch.nn.Module):
@@ -207,7 +206,8 @@ files = [path for path in entry.rglob("*") if path.is_file()]
 for path in sorted(files):
     if path.parent.name == "rank_0_0":
         print(f"{path.stat().st_size:>9,} bytes  {path.relative_to(CACHE)}")
-print(f"{sum(path.stat().st_size for path in files):>9,} bytes  in {len(files)} files, what Inductor wrote beside them included")
+in_all = sum(path.stat().st_size for path in files)
+print(f"{in_all:>9,} bytes  in {len(files)} files, what Inductor wrote beside them included")
 
 # %% [markdown]
 # The same once more, in this process. **What do you expect** the counter of compilations to say, and how long will it take
@@ -370,6 +370,7 @@ recordings.picture("cpu-bench-dedup", start_charts.dedup)
 # Twenty times the layers and the same compile time. What does grow is Dynamo's trace: it walks through every layer.
 #
 # > **Claim**: 80 layers give 161 pieces, 81 of them to be compiled. **Outcome: confirmed.**
+# >
 # > **Claim**: the official document counts "17 different Inductor handles". **Outcome: wrong.** 17 is the number of pieces of
 # > a 16-layer model; different ones are **three**, as the cell above says, and as that document says too.
 #
@@ -460,7 +461,9 @@ price.rename(columns={"count": "different pieces", "sum": "seconds (general: loa
 
 # %% [markdown]
 # > **Claim**: a piece is compiled for the general shape and for each of `compile_sizes`. **Outcome: overtaken.** vLLM 0.33
-# > adds the ranges. **Claim**: a static size is compiled when it is first met. True of 0.10.1 (here:
+# > adds the ranges.
+# >
+# > **Claim**: a static size is compiled when it is first met. True of 0.10.1 (here:
 # > `compile_at="first_hit"`), and **overtaken**: engines now compile everything before they serve, so that no request waits.
 #
 # ### What does it buy?
