@@ -238,8 +238,10 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
 
     with progress_bars():
         facts = dict(args.load().run(args))
-    frame = facts.pop("frame")
-    print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+    out = sys.stderr if args.json else sys.stdout
+    print(text_table(facts.pop("frame")), file=out)
+    for title, table in facts.pop("tables", {}).items():
+        print(f"\n{title}\n{text_table(table)}", file=out)
     write({"bench": args.bench, **facts})
     return 0
 
@@ -294,7 +296,8 @@ class _Dedup:
 
 
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
-#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
+#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal (and ``tables`` more of them, by
+#: their titles).
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "custom-ops": (
         "hand-written norm, SwiGLU and rotary against torch code that Inductor fuses: kernels, step, compile time",
