@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures; returns ``frame`` (a row a variant and batch: see :func:`measure`), ``noop`` (:func:`noop_rows`, also in
-    ``tables``, for the terminal) and what it was measured on.
+    """Measures; returns ``frame`` (a row a variant and batch: see :func:`measure`), ``noop`` (:func:`noop_rows`, also
+    in ``tables``, for the terminal) and what it was measured on.
 
     Raises:
         CaptureError: no GPU, and ``--device cpu`` was not given.
@@ -121,10 +121,10 @@ def measure(
     """One model under several configurations.
 
     Rows: ``variant``, ``batch``, ``wall_ms`` and ``cpu_ms`` (a step up to the last norm, one full graph), ``compile_s``
-    (tracing included), ``step_kernels`` (that Inductor generated) and ``step_bytes_at_16_tokens`` (what the code that it
-    generated reads and writes, by its own count, at the size of the traced example), both of one whole step: a piece that
-    several layers share counts once a layer; matches by pass, also of a whole step; ``max_difference`` to the first
-    variant; on a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
+    (tracing included), ``step_kernels`` (that Inductor generated) and ``step_bytes_at_16_tokens`` (what its code reads
+    and writes, by its own count, at the size of the traced example), both of one whole step: a piece that several
+    layers share counts once a layer; matches by pass, also of a whole step; ``max_difference`` to the first variant;
+    on a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
     """
     if args.device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("this measures a GPU, and there is none; --device cpu is a dry run")

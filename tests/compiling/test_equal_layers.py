@@ -88,7 +88,9 @@ def test_linear_attention_has_no_name_to_differ_by():
     with set_forward_context(None):
         traced = cgkit.trace(model, torch.arange(6), dynamic_arg_dims={"input_ids": 0})
     config = CompilationConfig(compiler="eager", cudagraph_mode="NONE")
-    compiled = cgkit.compile_pieces(cgkit.split_graph(traced, ["cgkit::linear_attention_with_output"]), config)
+    compiled = cgkit.compile_pieces(
+        cgkit.split_graph(traced, ["cgkit::linear_attention_with_output"]), config
+    )
     assert len(compiled.backends) == LAYERS + 1 and compiled.num_unique == 3
     whole = cgkit.compile_pieces(cgkit.split_graph(traced, []), config)
     assert whole.backends[0].lifted.numbers == ()

@@ -51,13 +51,17 @@ def run_prefill(name: str, dtype: torch.dtype, device: str) -> None:
     assert_right(case)
 
 
-def run_decode_fp8(name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got) -> None:
+def run_decode_fp8(
+    name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got
+) -> None:
     lengths, options = DECODE[name]
     case = make_case([1] * len(lengths), lengths, dtype=dtype, device=device, **options)
     fp8_attention.check(case, scale, paged_attention_decode, paged_attention_decode_fp8, carried)
 
 
-def run_prefill_fp8(name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got) -> None:
+def run_prefill_fp8(
+    name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got
+) -> None:
     new, lengths, options = PREFILL[name]
     case = make_case(new, lengths, dtype=dtype, device=device, **options)
 

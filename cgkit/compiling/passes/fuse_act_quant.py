@@ -22,7 +22,7 @@ _PER_TOKEN = torch.ops.cgkit.silu_and_mul_dynamic_per_token_fp8_quant.default
 
 
 class ActivationQuantFusion(GraphPass):
-    """SiLU-and-multiply + FP8 quantisation -> ``silu_and_mul_static_fp8_quant``, ``silu_and_mul_dynamic_per_token_...``."""
+    """SiLU-and-multiply + FP8 quantisation -> ``silu_and_mul_static_fp8_quant`` or ``..._dynamic_per_token_...``."""
 
     name = "fuse_act_quant"
 
