@@ -105,8 +105,8 @@ def noop_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
             "fusions_with": counted[0],
             "fusions_without": counted[1],
             "noop_matched": int(on["matched_noop"]),
-            "step_kernels_with": on["step_kernels"],
-            "step_kernels_without": off["step_kernels"],
+            "kernels_with": on["generated_kernels"],
+            "kernels_without": off["generated_kernels"],
         }
         for name, column in (("wall_ratio", "wall_ms"), ("busy_ratio", "gpu_busy_ms")):
             if "gpu_busy_ms" in frame.columns:
@@ -121,9 +121,9 @@ def measure(
     """One model under several configurations.
 
     Rows: ``variant``, ``batch``, ``wall_ms`` and ``cpu_ms`` (a step up to the last norm, one full graph), ``compile_s``
-    (tracing included), ``step_kernels`` (that Inductor generated) and ``step_bytes_at_16_tokens`` (what its code reads
-    and writes, by its own count, at the size of the traced example), both of one whole step: a piece that several
-    layers share counts once a layer; matches by pass, also of a whole step; ``max_difference`` to the first variant;
+    (tracing included), ``generated_kernels`` (by Inductor) and ``step_bytes_at_16_tokens`` (what its code reads and
+    writes, by its own count, at the size of the traced example), both of one whole step: a piece that several layers
+    share counts once a layer; matches by pass, also of a whole step; ``max_difference`` to the first variant;
     on a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
     """
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -180,7 +180,7 @@ class _Variant:
         compiled = self.executor.compiled
         assert compiled is not None
         self.step_bytes = step_bytes(compiled, moved)
-        self.step_kernels = sum(backend.general.kernels or 0 for backend in compiled.backends)
+        self.generated_kernels = sum(backend.general.kernels or 0 for backend in compiled.backends)
         frame = compiled.passes_frame()
         self.matched = dict(frame.groupby("pass")["matched"].sum()) if len(frame) else {}
         self.pieces, self.different = len(compiled.backends), compiled.num_unique
@@ -227,7 +227,7 @@ class _Variant:
             "compile_s": self.compile_s,
             "pieces": self.pieces,
             "different": self.different,
-            "step_kernels": self.step_kernels,
+            "generated_kernels": self.generated_kernels,
             "step_bytes_at_16_tokens": self.step_bytes,
             "max_difference": float((self.hidden - first.hidden).abs().max()),
             **{f"matched_{name}": int(count) for name, count in self.matched.items()},

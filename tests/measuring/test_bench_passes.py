@@ -32,7 +32,7 @@ def test_passes_off_and_on(tmp_path):
     assert frame.loc["norm", "matched_fuse_norm_quant"] == 2
     assert frame.loc["norm + act", "matched_fuse_act_quant"] == 1
     assert frame.loc["whole, all", "matched_fuse_attn_quant"] == 1
-    assert frame.loc["norm + act", "step_kernels"] < frame.loc["off", "step_kernels"]
+    assert frame.loc["norm + act", "generated_kernels"] < frame.loc["off", "generated_kernels"]
     assert (frame["step_bytes_at_16_tokens"] > 0).all()
     assert [row["variant"] for row in facts["noop"]] == ["norm + act", "whole, all"]
     assert [row["fusions_with"] for row in facts["noop"]] == [3, 4]
@@ -44,7 +44,7 @@ def test_passes_off_and_on(tmp_path):
 def test_custom_ops_both_ways():
     frame = bench_custom_ops.run(arguments(bench_custom_ops))["frame"].set_index("variant")
     assert list(frame.index) == list(bench_custom_ops.VARIANTS)
-    assert frame.loc["all", "step_kernels"] < frame.loc["none", "step_kernels"]
+    assert frame.loc["all", "generated_kernels"] < frame.loc["none", "generated_kernels"]
     assert (frame["max_difference"] < 1e-4).all() and (frame["compile_s"] > 0).all()
 
 
@@ -59,7 +59,7 @@ def test_without_a_gpu_it_says_so(bench):
 
 def row(variant, norms, acts, noop, kernels, **more):
     counts = {"matched_fuse_norm_quant": norms, "matched_fuse_act_quant": acts, "matched_noop": noop}
-    return {"variant": variant, "batch": 2, **counts, "step_kernels": kernels, "wall_ms": 1.0, **more}
+    return {"variant": variant, "batch": 2, **counts, "generated_kernels": kernels, "wall_ms": 1.0, **more}
 
 
 def test_the_pair_without_the_noop_pass():
@@ -72,7 +72,7 @@ def test_the_pair_without_the_noop_pass():
     ]
     (found,) = bench_passes.noop_rows(pd.DataFrame(rows))
     assert (found["fusions_with"], found["fusions_without"], found["noop_matched"]) == (12, 10, 3)
-    assert (found["step_kernels_with"], found["step_kernels_without"]) == (30, 33)
+    assert (found["kernels_with"], found["kernels_without"]) == (30, 33)
     assert (found["wall_ratio"], found["busy_ratio"]) == (1.0, 1.5)
     for pair in bench_passes.NOOP_PAIRS:
         on, off = ({**bench_passes.VARIANTS, **bench_passes.WHOLE}[name] for name in pair)
