@@ -112,7 +112,7 @@ def test_each_piece_counts_for_itself_and_the_general_shape_alone(monkeypatch):
 def test_a_deeper_model_moves_more_bytes_although_it_compiles_as_few_pieces(monkeypatch):
     monkeypatch.setenv("CGKIT_DISABLE_COMPILE_CACHE", "1")
     totals = []
-    for layers in (3, 4, 6):
+    for layers in (3, 5):
         with bench_passes.bytes_by_piece() as moved:
             compiled = compile_pieces(
                 split_llama(layers)[1], CompilationConfig(cudagraph_mode="NONE", compiler="inductor")
@@ -120,4 +120,4 @@ def test_a_deeper_model_moves_more_bytes_although_it_compiles_as_few_pieces(monk
         assert len(moved) == 3 and all(moved.values())
         totals.append(bench_passes.step_bytes(compiled, moved))
     one_layer = moved[compiled.backends[1].general.owner]
-    assert [total - totals[0] for total in totals] == [0, one_layer, 3 * one_layer]
+    assert totals[1] - totals[0] == 2 * one_layer
