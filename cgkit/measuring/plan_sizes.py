@@ -318,20 +318,24 @@ class CapturePlan(Shown):
 
 def two_ways_to_save_memory(
     batch_histogram: Any,
-    full_cost: Any,
+    step_cost: Any,
     *,
     memory: Any,
     sizes: Sequence[int],
+    splits: int,
     trimmed: Sequence[int] = TRIMMED,
+    max_num_seqs: int = 256,
 ) -> Any:
-    """The article's two ways to save memory, beside a list as it is: trim the list, or record decode steps only.
+    """The article's two ways to save memory, beside a list as it is (PIECEWISE): trim it, or record FULL graphs of decode
+    steps only, for the decode half of a split deployment.
 
     Args:
-        batch_histogram: with a column ``kind``, or all steps count as decode steps.
-        full_cost: as ``step_cost`` of :func:`plan_capture_sizes`, of FULL graphs.
-        memory: as there.
+        batch_histogram: as for :func:`plan_capture_sizes`; without a column ``kind`` all steps are decode steps.
+        step_cost, memory: as there; or both a dict with one for ``"PIECEWISE"`` and one for ``"FULL"``.
         sizes: the list as it is.
+        splits: splitting points of the model.
         trimmed: what it is trimmed to.
+        max_num_seqs: the largest decode batch: no FULL graph is needed above the size that holds it.
 
     Returns:
         a DataFrame with a row a way: ``way``, ``mode``, ``sizes`` (their number), ``graphs``, ``expected_step_cost``,
@@ -339,18 +343,19 @@ def two_ways_to_save_memory(
     """
     import pandas as pd
 
-    decode = [size for size in sizes if size <= _least_cover(sizes, batch_histogram)]
+    last = min((size for size in sizes if size >= max_num_seqs), default=max(sizes))
     ways = [
-        ("as it is", "FULL", sizes),
-        (f"trimmed to {list(trimmed)}", "FULL", trimmed),
-        ("decode steps only", "FULL_DECODE_ONLY", decode),
+        ("as it is", "PIECEWISE", sizes),
+        (f"trimmed to {list(trimmed)}", "PIECEWISE", trimmed),
+        ("decode steps only", "FULL_DECODE_ONLY", [size for size in sizes if size <= last]),
     ]
     rows: list[dict[str, Any]] = []
     for way, mode, chosen in ways:
-        priced = price_sizes(chosen, batch_histogram, full_cost, memory=memory, mode=mode)
+        cost, room = _of_mode(step_cost, mode), _of_mode(memory, mode)
+        priced = price_sizes(chosen, batch_histogram, cost, memory=room, mode=mode, splits=splits)
         facts = priced.facts() | {"sizes": len(priced.sizes)}
-        rows.append({"way": way, "mode": mode, **facts, "saved_bytes": 0})
-        rows[-1]["saved_bytes"] = rows[0]["pool_bytes"] - facts["pool_bytes"]
+        saved = (rows[0]["pool_bytes"] if rows else facts["pool_bytes"]) - facts["pool_bytes"]
+        rows.append({"way": way, "mode": mode, **facts, "saved_bytes": saved})
     columns = ["way", "mode", "sizes", "graphs", "expected_step_cost", "waste", "captured_steps", "pool_bytes", "saved_bytes"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -376,11 +381,10 @@ def _row(
     }
 
 
-def _least_cover(sizes: Sequence[int], histogram: Any) -> int:
-    """The size that the largest decode batch is padded to (the largest size, if none holds it)."""
-    decode, _ = _split(histogram, "FULL_DECODE_ONLY")
-    top = max((batch for batch, count in decode if count), default=0)
-    return min((size for size in sizes if size >= top), default=max(sizes))
+def _of_mode(given: Any, mode: str) -> Any:
+    """What ``given`` has for ``mode``, if it is a dict by mode."""
+    by_mode = isinstance(given, Mapping) and {"PIECEWISE", "FULL"} <= set(given)
+    return given[REPLAYED[mode]] if by_mode else given
 
 
 def _split(histogram: Any, mode: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:

@@ -6,9 +6,11 @@ high-water mark does not add up. The model is therefore
 
     bytes(sizes) = shared(largest size) + the sum of each(size) over all sizes
 
-``shared`` is what the pool reserves if nothing larger is recorded; ``each`` is what a size adds although the largest was
-recorded first: growth of the pool (outputs that stay, holes that nothing fits), and what lies outside of the pool (the
-executable graphs, which the driver keeps, static buffers of its own).
+``shared`` is what the pool reserves for the largest size and for whatever smaller ones come with it; ``each`` is what a size
+adds in any case: executable graphs, which the driver keeps outside of the pool, static buffers of its own. Measured and
+predicted pools are entered as ``shared``, with **all** smaller candidates recorded: what smaller sizes make a pool grow by
+(segments for small blocks, holes that nothing fits) is no sum either, it comes with the first of them. So a list with
+fewer small sizes may take less than the model says, by a segment or two, and none takes more.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class PoolModel:
 
 
 def predicted_memory(compiled: CompiledGraph, sizes: Sequence[int], **arguments: Any) -> PoolModel:
-    """The model of ``compiled``, each of ``sizes`` predicted alone (``shared``), and all of them together (``each``).
+    """The model of ``compiled``: for each of ``sizes`` the pool of all sizes up to it is predicted.
 
     ``arguments`` are those of :func:`cgkit.predict_pool` (mode, allocator, ...). Between sizes it is interpolated.
     Executable graphs are not in it: ``PoolModel.of(model, graph_bytes=...)`` adds them.
@@ -103,10 +105,12 @@ def predicted_memory(compiled: CompiledGraph, sizes: Sequence[int], **arguments:
     """
     from cgkit.measuring.predict_pool import predict_pool
 
-    alone = {size: float(predict_pool(compiled, [size], **arguments).reserved_bytes) for size in sizes}
-    together = _growth(predict_pool(compiled, sizes, **arguments).to_frame())
-    together[max(sizes)] = 0.0
-    return PoolModel(_bytes_curve(_rising(alone)), _bytes_curve(together), "predicted by predict_pool")
+    ordered = sorted(set(sizes))
+    pools = {
+        largest: float(predict_pool(compiled, ordered[: index + 1], **arguments).reserved_bytes)
+        for index, largest in enumerate(ordered)
+    }
+    return PoolModel(_bytes_curve(_rising(pools)), _nothing, "predicted by predict_pool")
 
 
 def recorded_memory(shape: str = "llama-3.1-8b", mode: str = "FULL", graph_bytes: float | None = None) -> PoolModel:
@@ -183,7 +187,8 @@ def _growth(frame: Any) -> dict[int, float]:
 
 
 def _of_frame(frame: Any, extra: float) -> PoolModel:
-    """From recordings in a row: of the first recorded size the reserve is known, of the others the peak."""
+    """From recordings in a row. Small to large, each size was the largest so far: its pool is known. Large to small, that of
+    all sizes together is; of a list that ends lower, the peak in whole segments and what its sizes made the pool grow by."""
     missing = _PREDICTED - set(frame.columns)
     if missing or not len(frame):
         raise ConfigError(
@@ -191,14 +196,14 @@ def _of_frame(frame: Any, extra: float) -> PoolModel:
             f"{', '.join(sorted(missing)) or 'rows'}"
         )
     order = list(dict.fromkeys(int(size) for size in frame["num_tokens"]))
-    growth = _growth(frame)
-    peaks = frame.groupby("num_tokens")["peak_allocated_bytes"].max()
     after = frame.groupby("num_tokens")["reserved_after_bytes"].max()
-    if order[0] == max(order):  # large to small
-        top = float(after[order[0]])
-        reserve = {size: min(_segments(float(peaks[size])), top) for size in order[1:]} | {order[0]: top}
-        own = {size: growth[size] for size in order[1:]} | {order[0]: 0.0}
-    else:  # small to large: each size was the largest so far, and what it grew by is in that
-        reserve, own = {size: float(after[size]) for size in order}, dict.fromkeys(order, 0.0)
-    shared, each = _bytes_curve(_rising(reserve)), _bytes_curve(own)
-    return PoolModel(shared, lambda size: each(size) + extra, "predicted by predict_pool")
+    if order[0] != max(order):
+        reserve = {size: float(after[size]) for size in order}
+    else:
+        top, growth, grown = float(frame["reserved_after_bytes"].max()), _growth(frame), 0.0
+        peaks = frame.groupby("num_tokens")["peak_allocated_bytes"].max()
+        reserve = {order[0]: top}
+        for size in sorted(order[1:]):
+            grown += growth[size]
+            reserve[size] = min(_segments(float(peaks[size])) + grown, top)
+    return PoolModel(_bytes_curve(_rising(reserve)), lambda size: extra, "predicted by predict_pool")

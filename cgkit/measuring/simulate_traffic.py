@@ -174,7 +174,6 @@ class _Queue:
             if result.requests - told >= part and result.requests < total:
                 told = result.requests
                 events.emit(events.Progress("simulating", told, total, f"{result.steps:,} steps"))
-        result.end_s = self.now
         events.emit(events.Progress("simulating", max(total, 1), max(total, 1), f"{result.steps:,} steps"))
         return result
 
@@ -238,6 +237,7 @@ class _Queue:
         took = steps * self._seconds(tokens)
         self.now += took
         self.result.busy_s += took
+        self.result.end_s = self.now
 
     def _seconds(self, tokens: int) -> float:
         if tokens not in self.seconds:

@@ -5,6 +5,7 @@ The frames are those of :mod:`cgkit.measuring.plan_sizes` and :mod:`cgkit.measur
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Steps above this share of all are shown; the rest, of rare large batches, is told in the axis' label.
-_SHOWN = 0.999
+#: Batches above the sizes that are rarer than this (a share) are told in the axis' label and not drawn.
+_RARE = 0.001
 
 
 @styled
@@ -72,7 +73,8 @@ def overview(
     _bars(lower, lists, unit)
     handles = [*upper.get_legend_handles_labels()[0], *lower.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, ncols=3, loc="outside lower left")
-    upper.set_title(style.titled(_plan_title(histogram, sizes), about))
+    line = "\n".join(textwrap.wrap(about.line() if about else "", 95))
+    upper.set_title("\n".join(filter(None, [_plan_title(histogram, sizes), line])))
     lower.set_title(_compare_title(lists))
     return upper
 
@@ -88,12 +90,12 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
     width = 1.0 if most > 60 else 0.85
     ax.bar(shown["batch"], caught, width=width, color=style.REAL, alpha=0.75, label="replays a graph" if sizes else "")
     over = [whole - part for whole, part in zip(share, caught)]
-    label = "runs without a graph" if sizes is not None else ""
+    label = "runs without a graph" if sizes is not None and sum(over) > 1e-9 else ""
     ax.bar(shown["batch"], over, bottom=caught, width=width, color=style.EAGER, hatch="///", edgecolor="white",
            linewidth=0, label=label)  # fmt: skip
     for number, size in enumerate(sizes or ()):
         ax.axvline(size + 0.5, color=style.PADDING, linewidth=0.8, alpha=0.8,
-                   label="a recorded size: batches left of it are padded to it" if not number else "")  # fmt: skip
+                   label="a recorded size" if not number else "")  # fmt: skip
     ax.set_xlim(0.5, most + 1)
     ax.set_ylim(0, max([*share, 1e-9]) * 1.12)
     beyond = total - shown["count"].sum()
@@ -104,12 +106,12 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
 
 
 def _shown_to(every: pd.DataFrame, sizes: Sequence[int] | None) -> int:
-    """The largest batch on the axis: the largest size, or what nearly all steps stay below, if that is near."""
+    """The largest batch on the axis: the largest size, or the largest batch near it that is not rare."""
+    if sizes:
+        near = every[(every["batch"] <= 2 * sizes[-1]) & (every["count"] >= _RARE * every["count"].sum())]
+        return max([sizes[-1], *near["batch"]]) + max(sizes[-1] // 20, 1)
     running = every["count"].cumsum() / every["count"].sum()
-    nearly = int(every["batch"][running >= _SHOWN - 1e-12].min())
-    if not sizes:
-        return nearly
-    return max(sizes[-1], min(nearly, 2 * sizes[-1])) + max(sizes[-1] // 20, 1)
+    return int(every["batch"][running >= 1 - _RARE - 1e-12].min())
 
 
 def _bars(ax: Axes, frame: pd.DataFrame, unit: str) -> None:
@@ -121,7 +123,7 @@ def _bars(ax: Axes, frame: pd.DataFrame, unit: str) -> None:
     best = [(y, row["best_part_cost"]) for y, row in enumerate(rows) if not ours[y]]
     if best:
         ax.plot([x for _, x in best], [y for y, _ in best], "|", color=style.INK, markersize=13, markeredgewidth=1.6,
-                label="with the best choice from the same list, instead of its smallest sizes")  # fmt: skip
+                label="with the best sizes of that list, not its smallest")  # fmt: skip
     for y, row in enumerate(rows):
         ax.annotate(_note(row), (cost[y], y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5)
     ax.set_yticks(range(len(rows)), [f"{row['list']} ({row['sizes']} sizes)" for row in rows])
