@@ -118,7 +118,8 @@ def _plan_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="which batch sizes to capture, for your traffic and your memory",
         description="Finds the list of capture sizes with the least expected step time within a budget, and prints it "
-        "beside the lists of the article, vLLM, SGLang and TensorRT-LLM, each cut to the same budget, and as their options.",
+        "beside the lists of the article, vLLM, SGLang and TensorRT-LLM, each cut to the same budget, and as their "
+        "options.",
     )
     plan.load = lambda: import_module("cgkit.measuring.plan_command")
     plan.set_defaults(run=run_plan)

@@ -1,9 +1,10 @@
 """The best list of capture sizes under a budget, found exactly by dynamic programming.
 
-Given candidate sizes ``c[0] < c[1] < ...``: a list of sizes splits the batches at its sizes, a batch up to its largest size
-runs as the least size that holds it, and a batch above runs without a graph. What the sizes up to ``c[i]`` cost depends on
-nothing above ``c[i]``, so the best list that ends at ``c[i]`` extends a best one that ends at some ``c[j]``, ``j < i``. The
-memory that a size adds is carried along; what the largest size takes (the shared pool) is known at the end.
+Given candidate sizes ``c[0] < c[1] < ...``: a list of sizes splits the batches at its sizes, a batch up to its
+largest size runs as the least size that holds it, and a batch above runs without a graph. What the sizes up to
+``c[i]`` cost depends on nothing above ``c[i]``, so the best list that ends at ``c[i]`` extends a best one that
+ends at some ``c[j]``, ``j < i``. The memory that a size adds is carried along; what the largest size takes (the
+shared pool) is known at the end.
 
 Nothing here knows about graphs: it is given costs, counts and bytes.
 """

@@ -14,8 +14,9 @@ from typing import Any
 from cgkit.config import LADDERS
 from cgkit.display import Shown
 from cgkit.errors import ConfigError
+from cgkit.measuring.capture_plan import CapturePlan
 from cgkit.measuring.padding import named_ladder
-from cgkit.measuring.plan_sizes import TRIMMED, CapturePlan, best_part, cut_to_budget
+from cgkit.measuring.plan_sizes import TRIMMED, best_part, cut_to_budget
 
 #: The article's trimmed list, by a name beside the engines'.
 TRIMMED_NAME = "trimmed"
@@ -38,9 +39,9 @@ class SizesComparison(Shown):
     whole: dict[str, CapturePlan]
 
     def to_frame(self) -> Any:
-        """A row a list, the plan first: ``list``, ``sizes`` (their number), ``of`` (before it was cut), ``largest``,
-        ``graphs``, ``expected_step_cost``, ``against_plan`` (a ratio), ``best_part_cost``, ``waste`` (of the tokens that run),
-        ``captured_steps`` (a share), ``pool_bytes``."""
+        """A row a list, the plan first: ``list``, ``sizes`` (their number), ``of`` (before it was cut),
+        ``largest``, ``graphs``, ``expected_step_cost``, ``against_plan`` (a ratio), ``best_part_cost``,
+        ``waste`` (of the tokens that run), ``captured_steps`` (a share), ``pool_bytes``."""
         import pandas as pd
 
         least = self.plan.expected_step_cost
@@ -139,7 +140,9 @@ def readable(frame: Any) -> Any:
     out["largest"], out["graphs"] = frame["largest"], frame["graphs"]
     out["step cost"] = [f"{cost:.4f}" for cost in frame["expected_step_cost"]]
     out["over plan"] = [f"{100 * (ratio - 1):+.2f} %" for ratio in frame["against_plan"]]
-    out["its best part"] = ["" if cost != cost else f"{cost:.4f}" for cost in frame["best_part_cost"].astype(float)]
+    out["its best part"] = [
+        "" if cost != cost else f"{cost:.4f}" for cost in frame["best_part_cost"].astype(float)
+    ]
     out["waste"] = [f"{waste:.1%}" for waste in frame["waste"]]
     out["replayed"] = [f"{share:.1%}" for share in frame["captured_steps"]]
     out["pool_bytes"] = frame["pool_bytes"]

@@ -1,8 +1,8 @@
 """A list of capture sizes as the option that an engine takes.
 
-Names as of vLLM 0.10 to 0.33 (``CompilationConfig.cudagraph_capture_sizes`` and ``cudagraph_mode``), SGLang (the server
-argument ``--cuda-graph-bs``; newer releases also know ``--cuda-graph-bs-decode``) and TensorRT-LLM (``cuda_graph_config`` of the
-LLM arguments: ``batch_sizes``, ``enable_padding``).
+Names as of vLLM 0.10 to 0.33 (``CompilationConfig.cudagraph_capture_sizes`` and ``cudagraph_mode``), SGLang
+(the server argument ``--cuda-graph-bs``; newer releases also know ``--cuda-graph-bs-decode``) and TensorRT-LLM
+(``cuda_graph_config`` of the LLM arguments: ``batch_sizes``, ``enable_padding``).
 """
 
 from __future__ import annotations

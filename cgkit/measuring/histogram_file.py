@@ -33,7 +33,9 @@ def read_histogram(path: str | Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise HistogramFileError(f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise HistogramFileError(
+            f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
     except OSError as error:
         raise HistogramFileError(f"{path}: it cannot be read ({error.strerror})") from error
     rows = list(_json(text, path.name) if path.suffix == ".json" else _csv(text, path.name))
@@ -74,11 +76,15 @@ def _json(text: str, name: str) -> Iterable[_Row]:
     if isinstance(found, dict):
         found = [{"batch_size": key, "count": value} for key, value in found.items()]
     if not isinstance(found, list):
-        raise HistogramFileError(f'{name}: give an object {{"8": 100}} or a list of objects with batch_size and count')
+        raise HistogramFileError(
+            f'{name}: give an object {{"8": 100}} or a list of objects with batch_size and count'
+        )
     for number, entry in enumerate(found, 1):
         batch = next((key for key in _BATCH if isinstance(entry, dict) and key in entry), None)
         if batch is None or "count" not in entry:
-            raise HistogramFileError(f"{name}, entry {number}: {entry!r} is no object with batch_size and count")
+            raise HistogramFileError(
+                f"{name}, entry {number}: {entry!r} is no object with batch_size and count"
+            )
         yield _row(entry, batch, f"{name}, entry {number}")
 
 
@@ -88,13 +94,17 @@ def _row(cells: dict[str, Any], batch: str, where: str) -> _Row:
     except ValueError:
         size = 0
     if size < 1:
-        raise HistogramFileError(f"{where}, column {batch}: {cells[batch]!r} is no positive whole number of tokens")
+        raise HistogramFileError(
+            f"{where}, column {batch}: {cells[batch]!r} is no positive whole number of tokens"
+        )
     try:
         count = float(str(cells["count"]).strip())
     except ValueError:
         count = math.nan
     if not 0 <= count < math.inf:
-        raise HistogramFileError(f"{where}, column count: {cells['count']!r} is no number of steps (0 or more)")
+        raise HistogramFileError(
+            f"{where}, column count: {cells['count']!r} is no number of steps (0 or more)"
+        )
     kind = str(cells.get("kind") or "").strip()
     if kind and kind not in _KINDS:
         raise HistogramFileError(f"{where}, column kind: {kind!r} is unknown; use {' or '.join(_KINDS)}")

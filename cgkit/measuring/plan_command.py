@@ -30,11 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``cgkit plan``."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--trace", metavar="FILE", help="requests as CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's format)"
+        "--trace",
+        metavar="FILE",
+        help="requests as CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's format)",
     )
     what.add_argument("--histogram", metavar="FILE", help="steps by size: CSV with batch_size,count, or JSON")
     parser.add_argument(
-        "--budget", metavar="N", help="MiB that recording may take (512MiB, or 512), or a number of graphs (40graphs)"
+        "--budget",
+        metavar="N",
+        help="MiB that recording may take (512MiB, or 512), or a number of graphs (40graphs)",
     )
     parser.add_argument(
         "--max-graphs",
@@ -45,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", default="FULL", choices=list(REPLAYED), help="what is recorded (default: %(default)s)"
     )
-    parser.add_argument("--max-num-seqs", type=_positive, default=256, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--max-num-seqs", type=_positive, default=256, metavar="N", help="(default: %(default)s)"
+    )
     parser.add_argument(
         "--step-cost",
         metavar="FILE",
@@ -58,7 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--splits", type=_whole, metavar="N", help="attention layers, for PIECEWISE (default: the shape's)"
     )
     parser.add_argument(
-        "--size-mib", type=_number, metavar="X", help="memory that each size adds, MiB (default: the recording's)"
+        "--size-mib",
+        type=_number,
+        metavar="X",
+        help="memory that each size adds, MiB (default: the recording's)",
     )
     parser.add_argument(
         "--largest",
@@ -73,7 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-num-batched-tokens", type=_positive, default=2048, metavar="N", help="(default: %(default)s)"
     )
     traffic.add_argument(
-        "--split", action="store_true", help="the decode half of a split deployment: prompts are computed elsewhere"
+        "--split",
+        action="store_true",
+        help="the decode half of a split deployment: prompts are computed elsewhere",
     )
 
 
@@ -107,7 +118,11 @@ class PlanResult:
 
         plan = self.comparison.plan
         lines = [repr(self.traffic), ""] if self.traffic is not None else []
-        lines += [repr(plan), f"  tensorrt_llm:\n    {plan.tensorrt_llm.replace(chr(10), chr(10) + '    ')}", ""]
+        lines += [
+            repr(plan),
+            f"  tensorrt_llm:\n    {plan.tensorrt_llm.replace(chr(10), chr(10) + '    ')}",
+            "",
+        ]
         lines += [text_table(readable(self.comparison.to_frame())), ""]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, *([f"chart: {self.out}"] if self.out else [])])
@@ -120,7 +135,11 @@ def run(args: argparse.Namespace) -> PlanResult:
         CgkitError: a file or an option makes no sense, with what would.
     """
     out = _picture(args.out)
-    cost = StepCost.read(args.step_cost, args.mode) if args.step_cost else recorded_step_cost(args.shape, args.mode)
+    cost = (
+        StepCost.read(args.step_cost, args.mode)
+        if args.step_cost
+        else recorded_step_cost(args.shape, args.mode)
+    )
     memory = _memory(args)
     splits = args.splits if args.splits is not None else _layers(args.shape)
     per_size = splits + 1 if args.mode == "PIECEWISE" else 1
@@ -230,7 +249,9 @@ def _steps(args: argparse.Namespace, cost: StepCost) -> tuple[SimulatedTraffic |
         split=args.split,
     )
     if not traffic.counts:
-        raise ConfigError(f"{args.trace}: with --split nothing is left to decode: every request has one token")
+        raise ConfigError(
+            f"{args.trace}: with --split nothing is left to decode: every request has one token"
+        )
     return traffic, traffic.to_frame()
 
 
@@ -247,37 +268,51 @@ def _candidates(histogram: Any, cost: StepCost, args: argparse.Namespace) -> lis
 
 
 def _notes(
-    args: argparse.Namespace, cost: StepCost, memory: PoolModel, found: SizesComparison, default: bool, per_size: int
+    args: argparse.Namespace,
+    cost: StepCost,
+    memory: PoolModel,
+    found: SizesComparison,
+    default: bool,
+    per_size: int,
 ) -> list[str]:
     """What a reader must know before believing a number."""
     notes = []
     if args.step_cost is None:
         notes.append(
-            f"the step cost was not measured on your machine: {cost.source} (a decode step without output projection, 256 "
-            "tokens of context); --step-cost FILE takes yours"
+            f"the step cost was not measured on your machine: {cost.source} (a decode step without output "
+            "projection, 256 tokens of context); --step-cost FILE takes yours"
         )
     notes.append(
-        f"memory: {memory.source}; the pool's reserve follows from the largest size (the graphs share it), and each size "
-        f"adds {memory.each_bytes(1) / MIB:.2f} MiB"
-        + ("" if args.size_mib is not None else ", an upper bound for what lies outside of the pool (--size-mib sets it)")
+        f"memory: {memory.source}; the pool's reserve follows from the largest size (the graphs share it), and each "
+        f"size adds {memory.each_bytes(1) / MIB:.2f} MiB"
+        + (
+            ""
+            if args.size_mib is not None
+            else ", an upper bound for what lies outside of the pool (--size-mib sets it)"
+        )
     )
     if default:
-        notes.append(f"no budget was given: as many graphs as vLLM's list has ({len(named_ladder('vllm-0.33', args.max_num_seqs))} "
-                     f"sizes, {per_size} a size)")  # fmt: skip
+        number = len(named_ladder("vllm-0.33", args.max_num_seqs))
+        notes.append(
+            f"no budget was given: as many graphs as vLLM's list has ({number} sizes, {per_size} a size)"
+        )
     frame = found.plan.histogram_frame()
-    above = frame.loc[frame["batch"] > cost.points[-1], "count"].sum() / frame["count"].sum() if cost.points else 0.0
+    over = frame["batch"] > (cost.points or [float("inf")])[-1]
+    above = frame.loc[over, "count"].sum() / frame["count"].sum()
     if above:
         notes.append(
-            f"{above:.1%} of the steps are larger than the largest measured one ({cost.points[-1]} tokens): their cost is "
-            "extrapolated"
+            f"{above:.1%} of the steps are larger than the largest measured one ({cost.points[-1]} tokens): their "
+            "cost is extrapolated"
         )
     if found.plan.sizes and found.plan.sizes[-1] < args.max_num_seqs:
         notes.append(
-            f"the largest planned size is {found.plan.sizes[-1]}: if more than that ever run at once, they run without a "
-            f"graph (--max-num-seqs is {args.max_num_seqs})"
+            f"the largest planned size is {found.plan.sizes[-1]}: if more than that ever run at once, they run "
+            f"without a graph (--max-num-seqs is {args.max_num_seqs})"
         )
     if args.trace:
-        notes.append("batches are simulated (a queue without KV-cache limits, a step as long as its replayed graph)")
+        notes.append(
+            "batches are simulated (a queue without KV-cache limits, a step as long as its replayed graph)"
+        )
     return notes
 
 
@@ -335,7 +370,9 @@ def _html(result: PlanResult, picture: str) -> str:
         escape(repr(result.traffic) if result.traffic is not None else f"mode {plan.mode}"),
         facts,
         [
-            Section("The plan beside the engines' lists", "", [figure(picture), table(readable(frame), rows=20)]),
+            Section(
+                "The plan beside the engines' lists", "", [figure(picture), table(readable(frame), rows=20)]
+            ),
             Section("As an option", "For vLLM, SGLang and TensorRT-LLM.", [options]),
             Section("Size by size", "", [table(plan.to_frame().drop(columns="kind"), rows=40)]),
         ],

@@ -1,16 +1,17 @@
 """``PoolModel``: what a list of capture sizes takes of the device's memory.
 
-After the article's "显存账：CUDA Graph 的池化与每档成本" (the memory bill: pooling and what each size costs). All graphs of a
-list share one pool and are recorded from large to small, so the smaller ones fit into what the largest left: a pool's
-high-water mark does not add up. The model is therefore
+After the article's "显存账：CUDA Graph 的池化与每档成本" (the memory bill: pooling and what each size costs). All
+graphs of a list share one pool and are recorded from large to small, so the smaller ones fit into what the
+largest left: a pool's high-water mark does not add up. The model is therefore
 
     bytes(sizes) = shared(largest size) + the sum of each(size) over all sizes
 
-``shared`` is what the pool reserves for the largest size and for whatever smaller ones come with it; ``each`` is what a size
-adds in any case: executable graphs, which the driver keeps outside of the pool, static buffers of its own. Measured and
-predicted pools are entered as ``shared``, with **all** smaller candidates recorded: what smaller sizes make a pool grow by
-(segments for small blocks, holes that nothing fits) is no sum either, it comes with the first of them. So a list with
-fewer small sizes may take less than the model says, by a segment or two, and none takes more.
+``shared`` is what the pool reserves for the largest size and for whatever smaller ones come with it; ``each``
+is what a size adds in any case: executable graphs, which the driver keeps outside of the pool, static buffers
+of its own. Measured and predicted pools are entered as ``shared``, with **all** smaller candidates recorded:
+what smaller sizes make a pool grow by (segments for small blocks, holes that nothing fits) is no sum either, it
+comes with the first of them. So a list with fewer small sizes may take less than the model says, by a segment
+or two; that one takes more was not seen (an allocator that fragments gives no guarantee).
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class PoolModel:
         """A model from whatever says it.
 
         Args:
-            given: a :class:`PoolModel`; a number, a function or a mapping (interpolated) of bytes **that each size adds**
-                (nothing is shared then); the frame of :func:`cgkit.predict_pool`, of a ``Ledger``, or an object that
-                gives one (``to_frame()``).
+            given: a :class:`PoolModel`; a number, a function or a mapping (interpolated) of bytes **that each
+                size adds** (nothing is shared then); the frame of :func:`cgkit.predict_pool`, of a ``Ledger``,
+                or an object that gives one (``to_frame()``).
             graph_bytes: added for each size: what lies outside of the pool.
 
         Raises:
@@ -113,7 +114,9 @@ def predicted_memory(compiled: CompiledGraph, sizes: Sequence[int], **arguments:
     return PoolModel(_bytes_curve(_rising(pools)), _nothing, "predicted by predict_pool")
 
 
-def recorded_memory(shape: str = "llama-3.1-8b", mode: str = "FULL", graph_bytes: float | None = None) -> PoolModel:
+def recorded_memory(
+    shape: str = "llama-3.1-8b", mode: str = "FULL", graph_bytes: float | None = None
+) -> PoolModel:
     """What the memory ledger of an H200 says of ``shape`` (11 sizes up to 64 tokens; ``cgkit.recordings``).
 
     ``shared`` is the pool's reserve when recorded from small to large: there each size was the largest so far.
@@ -157,7 +160,10 @@ def _nothing(largest: int) -> float:
 
 
 def _checked(value: Any, what: str, size: int) -> float:
-    if not (isinstance(value, (int, float)) or hasattr(value, "__float__")) or not 0 <= float(value) < math.inf:
+    if (
+        not (isinstance(value, (int, float)) or hasattr(value, "__float__"))
+        or not 0 <= float(value) < math.inf
+    ):
         raise ConfigError(f"memory: {what} of {size} tokens is {value!r} bytes; it must be 0 or more")
     return float(value)
 
@@ -182,13 +188,16 @@ def _segments(count: float) -> float:
 
 def _growth(frame: Any) -> dict[int, float]:
     """Size -> what the pool grew by while it was recorded, over all modes."""
-    grown = (frame["reserved_after_bytes"] - frame["reserved_before_bytes"]).groupby(frame["num_tokens"]).sum()
+    grown = (
+        (frame["reserved_after_bytes"] - frame["reserved_before_bytes"]).groupby(frame["num_tokens"]).sum()
+    )
     return {int(size): float(value) for size, value in grown.items()}
 
 
 def _of_frame(frame: Any, extra: float) -> PoolModel:
-    """From recordings in a row. Small to large, each size was the largest so far: its pool is known. Large to small, that of
-    all sizes together is; of a list that ends lower, the peak in whole segments and what its sizes made the pool grow by."""
+    """From recordings in a row. Small to large, each size was the largest so far: its pool is known. Large to
+    small, that of all sizes together is; of a list that ends lower, the peak in whole segments and what its
+    sizes made the pool grow by."""
     missing = _PREDICTED - set(frame.columns)
     if missing or not len(frame):
         raise ConfigError(

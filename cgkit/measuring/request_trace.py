@@ -1,7 +1,8 @@
 """Requests from a CSV: when each arrived, how long its prompt was, how many tokens were generated.
 
-Read are the columns of the Azure LLM inference traces (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``) and the plain
-names ``arrival_s``, ``prompt_tokens``, ``output_tokens``. A time is a date with a time of day, or a number of seconds.
+Read are the columns of the Azure LLM inference traces (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``)
+and the plain names ``arrival_s``, ``prompt_tokens``, ``output_tokens``. A time is a date with a time of day, or
+a number of seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -77,7 +78,9 @@ def read_requests(path: str | Path) -> RequestTrace:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _read(file, path.name, os.fstat(file.fileno()).st_size)
     except UnicodeDecodeError as error:
-        raise RequestTraceError(f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise RequestTraceError(
+            f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
     except OSError as error:
         raise RequestTraceError(f"{path}: it cannot be read ({error.strerror})") from error
     except csv.Error as error:
@@ -96,8 +99,8 @@ def _read(file: TextIO, name: str, size: int) -> RequestTrace:
         arrivals.append(_time(cells[0], f"{name}, line {line}, column {columns[0]}"))
         if len(arrivals) > 1 and arrivals[-1] < arrivals[-2]:
             raise RequestTraceError(
-                f"{name}, line {line}, column {columns[0]}: {cells[0]!r} is earlier than the line before; sort the file "
-                "by time"
+                f"{name}, line {line}, column {columns[0]}: {cells[0]!r} is earlier than the line before; sort "
+                "the file by time"
             )
         prompts.append(_length(cells[1], f"{name}, line {line}, column {columns[1]}"))
         outputs.append(_length(cells[2], f"{name}, line {line}, column {columns[2]}"))
@@ -122,7 +125,9 @@ def _lines(rows: Any) -> Iterator[tuple[int, list[str]]]:
 def _header(row: list[str] | None, name: str) -> tuple[Sequence[str], list[int]]:
     """The names of the three columns and where they stand."""
     if row is None:
-        raise RequestTraceError(f"{name}: the file is empty; line 1 must name the columns {', '.join(COLUMNS[0])}")
+        raise RequestTraceError(
+            f"{name}: the file is empty; line 1 must name the columns {', '.join(COLUMNS[0])}"
+        )
     there = [cell.strip() for cell in row]
     best = max(COLUMNS, key=lambda names: len(set(names) & set(there)))
     missing = [column for column in best if column not in there]
@@ -142,9 +147,11 @@ def _time(text: str, where: str) -> float:
     except ValueError:
         try:
             moment = datetime.fromisoformat(text)
-            value = moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
+            value = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
         except ValueError:
-            raise RequestTraceError(f"{where}: {text!r} is neither a date with a time nor a number of seconds") from None
+            raise RequestTraceError(
+                f"{where}: {text!r} is neither a date with a time nor a number of seconds"
+            ) from None
     if not math.isfinite(value):
         raise RequestTraceError(f"{where}: {text!r} is no time")
     return value

@@ -2,12 +2,13 @@
 
 A queue in discrete time, of what decides the batch size and nothing else:
 
-- A step serves every decoding request with one token, then prompts with what is left of ``max_num_batched_tokens``: first the
-  one that was begun, then waiting requests in the order of their arrival, as long as fewer than ``max_num_seqs`` are
-  running. A prompt that does not fit is cut (chunked prefill).
+- A step serves every decoding request with one token, then prompts with what is left of
+  ``max_num_batched_tokens``: first the one that was begun, then waiting requests in the order of their arrival,
+  as long as fewer than ``max_num_seqs`` are running. A prompt that does not fit is cut (chunked prefill).
 - The step that ends a prompt gives the request's first token; a request with ``n`` tokens to generate decodes in the
   ``n - 1`` steps that follow and leaves.
-- A step of ``n`` tokens takes as long as a graph recorded for ``n`` does. Whoever arrives meanwhile waits for the next one.
+- A step of ``n`` tokens takes as long as a graph recorded for ``n`` does. Whoever arrives meanwhile waits for
+  the next one.
 - ``split``: the decode instance of a split deployment. Prompts and first tokens are made elsewhere in no time, and
   ``n - 1`` tokens are left to do here.
 
@@ -93,8 +94,8 @@ class SimulatedTraffic(Shown):
         return (
             f"SimulatedTraffic: {self.requests:,} requests in {self.steps:,} steps ({mixed:,} with prefill), "
             f"{self.generated_tokens:,} tokens generated\n"
-            f"  {self.end_s / 3600:.2f} simulated hours, {busy:.0%} of them in a step; at most {self.most_running} running and "
-            f"{self.most_waiting:,} waiting"
+            f"  {self.end_s / 3600:.2f} simulated hours, {busy:.0%} of them in a step; at most "
+            f"{self.most_running} running and {self.most_waiting:,} waiting"
         )
 
 
@@ -126,8 +127,8 @@ def simulate_traffic(
             raise ConfigError(f"{name}={value!r}: give a positive whole number")
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}: a step could not serve "
-            "every decoding request"
+            f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}: a step could not "
+            "serve every decoding request"
         )
     if not (isinstance(speed, (int, float)) and 0 < speed < math.inf):
         raise ConfigError(f"speed={speed!r}: give a positive number")
@@ -140,7 +141,13 @@ class _Queue:
     """The simulation's state. ``step`` counts steps: a request that has ``n`` tokens left leaves ``n`` steps later."""
 
     def __init__(
-        self, trace: RequestTrace, cost: Callable[[int], float], seats: int, tokens: int, speed: float, split: bool
+        self,
+        trace: RequestTrace,
+        cost: Callable[[int], float],
+        seats: int,
+        tokens: int,
+        speed: float,
+        split: bool,
     ) -> None:
         self.arrivals = [float(time) / speed for time in trace.arrivals]
         self.prompts, self.outputs = trace.prompts, trace.outputs
@@ -243,6 +250,8 @@ class _Queue:
         if tokens not in self.seconds:
             cost = self.cost(tokens)
             if not 0 < cost < math.inf:
-                raise ConfigError(f"a step of {tokens} tokens costs {cost!r} ms: a cost is a positive, finite number")
+                raise ConfigError(
+                    f"a step of {tokens} tokens costs {cost!r} ms: a cost is a positive, finite number"
+                )
             self.seconds[tokens] = cost / 1e3
         return self.seconds[tokens]

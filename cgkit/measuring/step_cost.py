@@ -43,16 +43,18 @@ class Curve:
         ConfigError: no points, a size that is no positive whole number, or a cost that is not positive and finite.
     """
 
-    def __init__(
-        self, points: Mapping[int, float], what: str = "cost", *, may_be_zero: bool = False
-    ) -> None:
+    def __init__(self, points: Mapping[int, float], what: str = "cost", *, may_be_zero: bool = False) -> None:
         if not points:
             raise ConfigError(f"{what}: there is not one measured point")
         for size, cost in points.items():
             if not (size == size and int(size) == size and size >= 1):
-                raise ConfigError(f"{what} has a point at {size!r}: sizes are positive whole numbers of tokens")
+                raise ConfigError(
+                    f"{what} has a point at {size!r}: sizes are positive whole numbers of tokens"
+                )
             if not (cost > 0 or (may_be_zero and cost == 0)) or not math.isfinite(cost):
-                raise ConfigError(f"{what} at {size} tokens is {cost!r}: it must be a positive, finite number")
+                raise ConfigError(
+                    f"{what} at {size} tokens is {cost!r}: it must be a positive, finite number"
+                )
         self.sizes = sorted(int(size) for size in points)
         self.costs = [float(points[size]) for size in self.sizes]
 
@@ -111,9 +113,9 @@ class StepCost(Shown):
 
         Args:
             given: a :class:`StepCost`; a function ``(num_tokens, captured) -> cost``; a mapping of sizes to pairs
-                (replayed, uncaptured); a DataFrame, or an object with ``to_frame()``, with the columns ``batch``,
-                ``mode``, ``wall_ms`` (as ``cgkit bench crossover`` and ``modes`` give it) or ``batch``, ``replayed_ms``,
-                ``uncaptured_ms``.
+                (replayed, uncaptured); a DataFrame, or an object with ``to_frame()``, with the columns
+                ``batch``, ``mode``, ``wall_ms`` (as ``cgkit bench crossover`` and ``modes`` give it) or
+                ``batch``, ``replayed_ms``, ``uncaptured_ms``.
             mode: which rows of a frame are the replayed ones; the uncaptured ones are ``compiled``.
             source: where the figures come from.
 
@@ -170,7 +172,9 @@ class StepCost(Shown):
         return pd.DataFrame(rows, columns=["size", "replayed", "uncaptured"])
 
     def __repr__(self) -> str:
-        points = f"{len(self.points)} points, {self.points[0]} to {self.points[-1]} tokens" if self.points else "a function"  # fmt: skip
+        points = "a function"
+        if self.points:
+            points = f"{len(self.points)} points, {self.points[0]} to {self.points[-1]} tokens"
         source = f", {self.source}" if self.source else ""
         return f"StepCost({points}, in {self.unit}{source})"
 
@@ -202,12 +206,16 @@ def _curve(given: Any, what: str) -> Callable[[int], float]:
         return given
     if isinstance(given, (int, float)):
         return Curve({1: given}, what)
-    raise ConfigError(f"{what} is {given!r}: give a function of the tokens, a mapping of sizes to costs, or a number")
+    raise ConfigError(
+        f"{what} is {given!r}: give a function of the tokens, a mapping of sizes to costs, or a number"
+    )
 
 
 def _checked(cost: Any, what: str, size: int) -> float:
     if not (isinstance(cost, (int, float)) or hasattr(cost, "__float__")) or not 0 < float(cost) < math.inf:
-        raise ConfigError(f"the {what} cost of {size} tokens is {cost!r}: a cost is a positive, finite number")
+        raise ConfigError(
+            f"the {what} cost of {size} tokens is {cost!r}: a cost is a positive, finite number"
+        )
     return float(cost)
 
 
@@ -242,15 +250,21 @@ def _of_frame(frame: Any, mode: str, source: str) -> StepCost:
     columns = list(frame.columns)
     size = next((name for name in _SIZE_COLUMNS if name in columns), None)
     if size is None:
-        raise ConfigError(f"no column with the tokens of a step: one of {', '.join(_SIZE_COLUMNS)} (there are {columns})")
+        raise ConfigError(
+            f"no column with the tokens of a step: one of {', '.join(_SIZE_COLUMNS)} (there are {columns})"
+        )
     if {"replayed_ms", "uncaptured_ms"} <= set(columns):
-        return StepCost(_points(frame, size, "replayed_ms"), _points(frame, size, "uncaptured_ms"), source=source)
+        return StepCost(
+            _points(frame, size, "replayed_ms"), _points(frame, size, "uncaptured_ms"), source=source
+        )
     if not {"mode", "wall_ms"} <= set(columns):
         raise ConfigError(
             f"neither the columns mode and wall_ms (as cgkit bench crossover gives them) nor replayed_ms and "
             f"uncaptured_ms (there are {columns})"
         )
-    if "order" in columns and (frame["order"] == "in turn").any():  # of cgkit bench modes: only what ran interleaved
+    if (
+        "order" in columns and (frame["order"] == "in turn").any()
+    ):  # of cgkit bench modes: only what ran interleaved
         frame = frame[frame["order"] == "in turn"]
     there = list(dict.fromkeys(frame["mode"]))
     wanted = REPLAYED.get(mode, mode)

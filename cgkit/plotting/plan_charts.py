@@ -41,7 +41,9 @@ def plan(
 
 
 @styled
-def compare(frame: pd.DataFrame, about: About | None = None, *, unit: str = "ms", ax: Axes | None = None) -> Axes:
+def compare(
+    frame: pd.DataFrame, about: About | None = None, *, unit: str = "ms", ax: Axes | None = None
+) -> Axes:
     """The expected cost of a step with each list.
 
     Args:
@@ -88,7 +90,14 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
     share = [100 * count / total for count in shown["count"]]
     caught = [100 * held.get(batch, 0.0) / total for batch in shown["batch"]]
     width = 1.0 if most > 60 else 0.85
-    ax.bar(shown["batch"], caught, width=width, color=style.REAL, alpha=0.75, label="replays a graph" if sizes else "")
+    ax.bar(
+        shown["batch"],
+        caught,
+        width=width,
+        color=style.REAL,
+        alpha=0.75,
+        label="replays a graph" if sizes else "",
+    )
     over = [whole - part for whole, part in zip(share, caught)]
     label = "runs without a graph" if sizes is not None and sum(over) > 1e-9 else ""
     ax.bar(shown["batch"], over, bottom=caught, width=width, color=style.EAGER, hatch="///", edgecolor="white",
@@ -99,7 +108,9 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
     ax.set_xlim(0.5, most + 1)
     ax.set_ylim(0, max([*share, 1e-9]) * 1.12)
     beyond = total - shown["count"].sum()
-    rest = f"; {beyond / total:.1%} of the steps are larger, up to {int(every['batch'].max())}" if beyond else ""
+    rest = (
+        f"; {beyond / total:.1%} of the steps are larger, up to {int(every['batch'].max())}" if beyond else ""
+    )
     ax.set_xlabel(f"tokens in the step{rest}")
     ax.set_ylabel("% of the steps")
     ax.grid(axis="y")
@@ -116,7 +127,9 @@ def _shown_to(every: pd.DataFrame, sizes: Sequence[int] | None) -> int:
 
 def _bars(ax: Axes, frame: pd.DataFrame, unit: str) -> None:
     cost, rows = list(frame["expected_step_cost"]), frame.to_dict("records")
-    ours = [row.get("best_part_cost") is None or row["best_part_cost"] != row["best_part_cost"] for row in rows]
+    ours = [
+        row.get("best_part_cost") is None or row["best_part_cost"] != row["best_part_cost"] for row in rows
+    ]
     colours = [style.MEMORY if mine else style.MODES["compiled"] for mine in ours]
     ax.barh(range(len(rows)), cost, height=0.62, color=colours, hatch=["///" if mine else "" for mine in ours],
             edgecolor="white", linewidth=0.5)  # fmt: skip
@@ -125,7 +138,9 @@ def _bars(ax: Axes, frame: pd.DataFrame, unit: str) -> None:
         ax.plot([x for _, x in best], [y for y, _ in best], "|", color=style.INK, markersize=13, markeredgewidth=1.6,
                 label="with the best sizes of that list, not its smallest")  # fmt: skip
     for y, row in enumerate(rows):
-        ax.annotate(_note(row), (cost[y], y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5)
+        ax.annotate(
+            _note(row), (cost[y], y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5
+        )
     ax.set_yticks(range(len(rows)), [f"{row['list']} ({row['sizes']} sizes)" for row in rows])
     ax.invert_yaxis()
     ax.set_xlim(0, max(cost) * 1.75)

@@ -111,7 +111,11 @@ def test_budgets_of_nothing_record_nothing_and_say_why():
         plan = plan_capture_sizes({8: 3}, cost, **budget)
         assert plan.sizes == () and plan.expected_step_cost == 5.0 and plan.graphs == 0
         assert "no sizes" in repr(plan)
-        assert "NONE" in plan.vllm and plan.sglang == "--disable-cuda-graph" and plan.tensorrt_llm.endswith("null")
+        assert (
+            "NONE" in plan.vllm
+            and plan.sglang == "--disable-cuda-graph"
+            and plan.tensorrt_llm.endswith("null")
+        )
     piecewise = plan_capture_sizes({8: 3}, cost, None, 16, mode="PIECEWISE", splits=16)
     assert piecewise.sizes == () and "one takes 17 graphs, and 16 are allowed" in repr(piecewise)
     assert plan_capture_sizes({8: 3}, cost, None, 17, mode="PIECEWISE", splits=16).sizes == (8,)
@@ -122,7 +126,9 @@ def test_memory_that_costs_nothing_fits_a_budget_of_nothing():
 
 
 def test_a_batch_above_every_candidate_runs_uncaptured_at_its_own_cost():
-    plan = plan_capture_sizes({2: 1, 100: 1}, StepCost(lambda n: 1.0, lambda n: float(n)), candidates=[1, 2, 4])
+    plan = plan_capture_sizes(
+        {2: 1, 100: 1}, StepCost(lambda n: 1.0, lambda n: float(n)), candidates=[1, 2, 4]
+    )
     assert plan.sizes == (2,)
     assert plan.expected_step_cost == (1.0 + 100.0) / 2
     rows = plan.to_frame()
@@ -150,7 +156,7 @@ def test_prefill_is_never_replayed_under_full_decode_only():
 
 
 def test_the_plan_is_better_than_the_ladders_that_it_is_compared_with():
-    histogram = {batch: 1 for batch in range(1, 200)}
+    histogram = dict.fromkeys(range(1, 200), 1)
     cost = StepCost(lambda n: 5 + 0.02 * n, lambda n: 12 + 0.01 * n)
     memory = PoolModel(lambda n: 1000.0 * n, lambda n: 500.0)
     ladder = price_sizes(list(named_ladder("article")), histogram, cost, memory=memory)
@@ -166,7 +172,9 @@ def test_the_plan_is_better_than_the_ladders_that_it_is_compared_with():
 
 
 def test_the_articles_two_ways_to_save_memory():
-    histogram = pd.DataFrame({"kind": ["decode", "decode", "mixed"], "batch": [6, 40, 300], "count": [9, 5, 1]})
+    histogram = pd.DataFrame(
+        {"kind": ["decode", "decode", "mixed"], "batch": [6, 40, 300], "count": [9, 5, 1]}
+    )
     ways = two_ways_to_save_memory(
         histogram,
         {"PIECEWISE": {1: (5.0, 10.0), 512: (9.0, 12.0)}, "FULL": {1: (4.8, 10.0), 512: (8.9, 12.0)}},
@@ -179,7 +187,9 @@ def test_the_articles_two_ways_to_save_memory():
     assert [whole["graphs"], trimmed["graphs"], decode["graphs"]] == [67 * 17, 4 * 17, 35]
     assert whole["saved_bytes"] == 0 < decode["saved_bytes"] < trimmed["saved_bytes"]
     assert trimmed["expected_step_cost"] > decode["expected_step_cost"]
-    assert trimmed["captured_steps"] == pytest.approx(9 / 15) and decode["captured_steps"] == pytest.approx(14 / 15)
+    assert trimmed["captured_steps"] == pytest.approx(9 / 15) and decode["captured_steps"] == pytest.approx(
+        14 / 15
+    )
 
 
 def test_what_engines_take():

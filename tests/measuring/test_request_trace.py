@@ -20,7 +20,9 @@ def write(tmp_path, text, name="trace.csv"):
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20
+        st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 10**6)),
+        min_size=1,
+        max_size=20,
     )
 )
 def test_what_was_written_is_read(tmp_path_factory, rows):
@@ -33,7 +35,9 @@ def test_what_was_written_is_read(tmp_path_factory, rows):
         expected.append((at - rows[0][0], prompt, output))
     path.write_text("\n".join(lines))
     found = read_requests(path)
-    assert [(round(a * 1e6), p, o) for a, p, o in zip(found.arrivals, found.prompts, found.outputs)] == expected
+    assert [
+        (round(a * 1e6), p, o) for a, p, o in zip(found.arrivals, found.prompts, found.outputs)
+    ] == expected
     assert found.to_frame().shape == (len(rows), 3)
     assert f"{len(rows)} requests" in repr(found)
 
@@ -42,7 +46,9 @@ def test_other_names_orders_times_and_line_ends(tmp_path):
     text = "output_tokens,arrival_s,x,prompt_tokens\r\n5,1.5,,7\r\n\r\n6,2.25,,8\r\n"
     found = read_requests(write(tmp_path, text))
     assert (found.arrivals, found.prompts, found.outputs) == ([0.0, 0.75], [7, 8], [5, 6])
-    aware = read_requests(write(tmp_path, f"{HEADER}\n2024-05-10 00:00:00.009930+00:00,1,1\n2024-05-10T01:00:01+01:00,1,1\n"))
+    aware = read_requests(
+        write(tmp_path, f"{HEADER}\n2024-05-10 00:00:00.009930+00:00,1,1\n2024-05-10T01:00:01+01:00,1,1\n")
+    )
     assert aware.arrivals == [0.0, pytest.approx(0.99007)]
 
 

@@ -79,7 +79,9 @@ def traces(draw):
 @settings(max_examples=200, deadline=None)
 @given(trace=traces(), seats=st.integers(1, 6), extra=st.integers(0, 20), split=st.booleans())
 def test_it_is_the_queue_that_runs_each_step(trace, seats, extra, split):
-    found = simulate_traffic(trace, cost, max_num_seqs=seats, max_num_batched_tokens=seats + extra, split=split)
+    found = simulate_traffic(
+        trace, cost, max_num_seqs=seats, max_num_batched_tokens=seats + extra, split=split
+    )
     counts, end, most = step_by_step(trace, seats, seats + extra, split)
     assert found.counts == counts
     assert found.end_s == pytest.approx(end, abs=1e-9) and found.most_running == most <= seats
@@ -87,7 +89,13 @@ def test_it_is_the_queue_that_runs_each_step(trace, seats, extra, split):
 
 
 @settings(max_examples=120, deadline=None)
-@given(trace=traces(), seats=st.integers(1, 6), extra=st.integers(0, 20), split=st.booleans(), speed=st.floats(0.1, 20))
+@given(
+    trace=traces(),
+    seats=st.integers(1, 6),
+    extra=st.integers(0, 20),
+    split=st.booleans(),
+    speed=st.floats(0.1, 20),
+)
 def test_every_token_is_made_once_and_no_step_is_too_large(trace, seats, extra, split, speed):
     budget = seats + extra
     found = simulate_traffic(
@@ -95,7 +103,9 @@ def test_every_token_is_made_once_and_no_step_is_too_large(trace, seats, extra, 
     )
     assert found.generated_tokens == sum(trace.outputs) - split * len(trace)
     assert found.prompt_tokens == (0 if split else sum(trace.prompts))
-    decoded = found.generated_tokens - (0 if split else len(trace))  # first tokens come with the prompt's last
+    decoded = found.generated_tokens - (
+        0 if split else len(trace)
+    )  # first tokens come with the prompt's last
     assert sum(tokens * count for (_, tokens), count in found.counts.items()) == decoded + found.prompt_tokens
     for (kind, tokens), count in found.counts.items():
         assert count > 0 and 0 < tokens <= (seats if kind == "decode" else budget)

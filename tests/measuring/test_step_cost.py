@@ -12,7 +12,12 @@ from cgkit.measuring.step_cost import Curve, StepCost, recorded_step_cost
 ROWS = pd.DataFrame(
     [
         {"mode": mode, "batch": batch, "wall_ms": value}
-        for mode, values in {"eager": (9, 8), "compiled": (6, 4), "PIECEWISE": (2, 3), "FULL": (1, 2.5)}.items()
+        for mode, values in {
+            "eager": (9, 8),
+            "compiled": (6, 4),
+            "PIECEWISE": (2, 3),
+            "FULL": (1, 2.5),
+        }.items()
         for batch, value in zip((1, 16), values)
     ]
 )
@@ -95,7 +100,10 @@ def test_files(tmp_path):
 
 @pytest.mark.parametrize("shape", ["llama-3.2-1b", "llama-3.1-8b"])
 def test_recorded_costs_are_those_of_the_recording_and_say_so(shape):
-    rows = {(row["mode"], row["batch"]): row["wall_ms"] for row in recordings.load(f"h200-crossover-{shape}")["rows"]}
+    rows = {
+        (row["mode"], row["batch"]): row["wall_ms"]
+        for row in recordings.load(f"h200-crossover-{shape}")["rows"]
+    }
     for mode in ("FULL", "PIECEWISE"):
         cost = recorded_step_cost(shape, mode)
         assert cost.replayed(32) == rows[mode, 32] and cost.uncaptured(32) == rows["compiled", 32]
@@ -128,7 +136,9 @@ def test_of_a_prediction_recorded_large_to_small():
     frame = predicted([(64, 0, 10 * SEGMENT, 9 * SEGMENT), (8, 10 * SEGMENT, 11 * SEGMENT, SEGMENT // 2)])
     model = PoolModel.of(frame)
     assert model.bytes([8, 64]) == model.bytes([64]) == 11 * SEGMENT
-    assert model.bytes([8]) == 2 * SEGMENT  # its own peak in whole segments, and what it made the pool grow by
+    assert (
+        model.bytes([8]) == 2 * SEGMENT
+    )  # its own peak in whole segments, and what it made the pool grow by
     assert PoolModel.of(frame, graph_bytes=7).bytes([8, 64]) == 11 * SEGMENT + 14
 
 
