@@ -136,13 +136,23 @@ class CapturePlan(Shown):
         return engine_options.sglang(self.sizes)
 
     @property
+    def sglang_older(self) -> str:
+        """The same for releases of SGLang that know no list a phase."""
+        return engine_options.sglang(self.sizes, older=True)
+
+    @property
     def tensorrt_llm(self) -> str:
         """The part of TensorRT-LLM's YAML that makes it record these sizes for decoding."""
         return engine_options.tensorrt_llm(self.sizes)
 
     def options(self) -> dict[str, str]:
         """The options by engine."""
-        return {"vllm": self.vllm, "sglang": self.sglang, "tensorrt_llm": self.tensorrt_llm}
+        return {
+            "vllm": self.vllm,
+            "sglang": self.sglang,
+            "sglang_older": self.sglang_older,
+            "tensorrt_llm": self.tensorrt_llm,
+        }
 
     def plot(self, about: Any = None, *, ax: Any = None) -> Any:
         """The histogram, and what each batch is padded to."""
@@ -158,9 +168,9 @@ class CapturePlan(Shown):
 
     def __repr__(self) -> str:
         unit, memory = self.workload.cost.unit, self.pool_bytes
-        taken = "memory not modelled" if memory is None else f"{memory / 2**20:.1f} MiB"
+        taken = "memory not modelled" if memory is None else _size(memory)
         if self.memory_budget is not None:
-            taken += f" of {self.memory_budget / 2**20:.1f} MiB"
+            taken += f" of {_size(self.memory_budget)}"
         graphs = f"{self.graphs} graph{'s' * (self.graphs != 1)}"
         graphs += f" of {self.max_graphs}" if self.max_graphs is not None else ""
         number = len(self.sizes)
@@ -183,6 +193,10 @@ class CapturePlan(Shown):
             return f"one takes {self.workload.graphs_per_size} graphs, and {self.max_graphs} are allowed"
         limited = self.memory_budget is not None or self.max_graphs is not None
         return "none fits the budget, or none is cheaper than no graph" if limited else "no graph is cheaper"
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count:,.0f} bytes"
 
 
 def _row(

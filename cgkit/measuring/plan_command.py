@@ -363,7 +363,7 @@ def _html(result: PlanResult, picture: str) -> str:
         ("of the steps replay a graph", f"{plan.captured_steps:.1%}"),
         ("taken by recording", "" if memory is None else f"{memory / MIB:.1f} MiB"),
     ]
-    options = pre("\n\n".join([plan.vllm, plan.sglang, plan.tensorrt_llm]))
+    options = pre("\n\n".join(f"{engine}\n{text}" for engine, text in plan.options().items()))
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
     return page(
         "Which sizes should I capture?",

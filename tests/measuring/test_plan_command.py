@@ -75,7 +75,7 @@ def test_json_is_the_plan_and_the_ladders_by_name(histogram, capfd):
 def test_the_table_names_every_ladder_and_the_options(histogram, capfd):
     status, out, _ = run(capfd, "--histogram", histogram, "--max-graphs", 10)
     assert status == 0
-    options = ["--cuda-graph-bs", "cudagraph_capture_sizes", "batch_sizes:"]
+    options = ["--cuda-graph-bs-decode", "--cuda-graph-bs ", "cudagraph_capture_sizes", "batch_sizes:"]
     for word in [*LADDERS, "trimmed", *options, "10 of 35", "recorded on"]:
         assert word in out, word
 

@@ -196,9 +196,10 @@ def test_what_engines_take():
     plan = price_sizes([1, 2, 8], {1: 1}, {1: (1.0, 2.0)}, mode="FULL_DECODE_ONLY")
     config = plan.vllm.removeprefix("--compilation-config '").removesuffix("'")
     assert json.loads(config) == {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 8]}
-    assert plan.sglang == "--cuda-graph-bs 1 2 8"
+    assert plan.sglang == "--cuda-graph-bs-decode 1 2 8"
+    assert plan.sglang_older == "--cuda-graph-bs 1 2 8"
     assert plan.tensorrt_llm == "cuda_graph_config:\n  enable_padding: true\n  batch_sizes: [1, 2, 8]"
-    assert plan.vllm in repr(plan) and plan.sglang in repr(plan)
+    assert plan.vllm in repr(plan) and plan.sglang in repr(plan) and plan.sglang_older in repr(plan)
 
 
 def test_a_histogram_may_be_many_things():
@@ -226,7 +227,7 @@ def test_it_shows_itself():
     plan = plan_capture_sizes({3: 2, 9: 1}, {1: (1.0, 2.0), 64: (2.0, 4.0)}, 10**6, memory=5)
     bundle = plan._repr_mimebundle_()
     assert "could not be drawn" not in bundle["text/plain"]
-    assert "<svg" in bundle["text/html"] and "--cuda-graph-bs 3 9" in bundle["text/html"]
+    assert "<svg" in bundle["text/html"] and "--cuda-graph-bs-decode 3 9" in bundle["text/html"]
 
 
 @pytest.mark.parametrize(
