@@ -195,6 +195,11 @@ class CapturePlan(Shown):
         return "none fits the budget, or none is cheaper than no graph" if limited else "no graph is cheaper"
 
 
+def _whole(count: float) -> float:
+    """Counts are whole, unless a histogram has shares in their place."""
+    return int(count) if float(count).is_integer() else count
+
+
 def _size(count: float) -> str:
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count:,.0f} bytes"
 
@@ -215,10 +220,10 @@ def _row(
         "captured": captured,
         "from_batch": low,
         "to_batch": high,
-        "count": count,
+        "count": _whole(count),
         "step_cost": cost,
-        "padded_tokens": padded,
-        "padding_tokens": padded - real,
+        "padded_tokens": _whole(padded),
+        "padding_tokens": _whole(padded - real),
         "waste": (padded - real) / padded if padded else 0.0,
         "kind": kind,
     }

@@ -374,7 +374,7 @@ def _html(result: PlanResult, picture: str) -> str:
                 "The plan beside the engines' lists", "", [figure(picture), table(readable(frame), rows=20)]
             ),
             Section("As an option", "For vLLM, SGLang and TensorRT-LLM.", [options]),
-            Section("Size by size", "", [table(plan.to_frame().drop(columns="kind"), rows=40)]),
+            Section("Size by size", "", [table(plan.to_frame(), rows=40)]),
         ],
         note=f"<ul>{notes}</ul>",
         footer="Made by <code>cgkit plan</code>.",
