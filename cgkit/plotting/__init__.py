@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import compile_charts, memory_charts, padding_charts, start_charts
+from cgkit.plotting import compile_charts, memory_charts, padding_charts, plan_charts, start_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -39,6 +39,7 @@ __all__ = [
     "ms_per_token",
     "padding_charts",
     "padding_steps",
+    "plan_charts",
     "save",
     "split_graph",
     "start_charts",

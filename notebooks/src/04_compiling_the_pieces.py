@@ -334,9 +334,8 @@ print({name: float((answer - answers["eager"]).abs().max()) for name, answer in 
 print(type(handles["inductor"]).__name__, "| hash", handles["inductor_patched"].handle.hash_str[:16])
 
 # %% [markdown]
-# Both ways through Inductor give the same code, and on a CPU in float32 it agrees with eager. (It need not to the last bit:
-# a fused kernel may add in another order.) And the times, each start in a fresh process, recorded because three cold starts
-# take longer than a class has patience:
+# Both ways through Inductor give the same numbers, and agree with eager up to rounding: a fused kernel adds in another order.
+# And the times, each start in a fresh process, recorded because three cold starts take longer than a class has patience:
 
 # %%
 recordings.picture("cpu-bench-adaptors", start_charts.adaptors)
