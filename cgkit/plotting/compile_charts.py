@@ -183,11 +183,15 @@ def passes(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
     """Each variant of the graph passes: kernels, bytes that they move, time of a step by batch.
 
     ``frame``: a row a variant and batch, as ``cgkit bench passes`` gives it: ``variant``, ``batch``, ``wall_ms``,
-    ``bytes_at_16_tokens``, ``generated_kernels``, and from a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
+    ``step_bytes_at_16_tokens`` (older recordings: ``bytes_at_16_tokens``, of each different piece once),
+    ``generated_kernels``, and from a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
     """
-    moved = frame.assign(mib=frame["bytes_at_16_tokens"] / 2**20)
-    words = "MiB moved by Inductor's own kernels\n(not by our operators), 16 tokens"
+    of_a_step = "step_bytes_at_16_tokens" in frame
+    column = "step_bytes_at_16_tokens" if of_a_step else "bytes_at_16_tokens"
+    counted = "of a step" if of_a_step else "of each different piece"
+    words = f"MiB read and written, 16 tokens\n(Inductor's count {counted})"
     columns = [_kernels(frame), ("mib", words), _STEP]
+    moved = frame.assign(mib=frame[column] / 2**20)
     return _beside_each_other(moved, columns, f"Graph passes off and on: {_steps(frame)}", about, ax)
 
 

@@ -105,3 +105,7 @@ def test_passes_have_a_panel_a_number_and_a_bar_a_batch():
     assert len(third.patches) == 14 and sum(line.get_marker() == "|" for line in third.lines) == 28
     (plain, *_) = compile_charts.passes(frames.passes(gpu=False)).get_figure().axes
     assert "Inductor" in plain.get_xlabel()
+    assert "of each different piece" in second.get_xlabel()
+    newer = frames.passes().rename(columns={"bytes_at_16_tokens": "step_bytes_at_16_tokens"})
+    _, second, _ = compile_charts.passes(newer).get_figure().axes
+    assert "of a step" in second.get_xlabel() and round(second.patches[0].get_width()) == 60
