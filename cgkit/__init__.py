@@ -39,6 +39,7 @@ _WHERE = {
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
+    "measuring.mode_table": "ModeTable capture_modes",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _MODULES = ("recordings",)
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
+    from cgkit.measuring.mode_table import ModeTable, capture_modes
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Runner, SamplingParams, load_model

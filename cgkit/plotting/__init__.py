@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts
+from cgkit.plotting import memory_charts, mode_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -35,6 +35,7 @@ __all__ = [
     "launch_costs",
     "launch_overhead",
     "memory_charts",
+    "mode_charts",
     "ms_per_token",
     "padding_charts",
     "padding_steps",
