@@ -320,6 +320,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),
     ),
+    "headline": (
+        "every way to run a decode step and a whole answer, three model shapes side by side",
+        lambda: import_module("cgkit.measuring.headline"),
+    ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),

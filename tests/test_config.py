@@ -8,7 +8,6 @@ import warnings
 import pytest
 
 from cgkit.config import (
-    AttentionCGSupport,
     CompilationConfig,
     CompilationLevel,
     CUDAGraphMode,

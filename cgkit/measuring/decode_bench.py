@@ -1,4 +1,4 @@
-"""One decode step of a Llama in every mode, ready to be timed: what the benchmarks share.
+"""One decode step of a model of cgkit in every mode, ready to be timed: what the benchmarks share.
 
 What is compared runs in turn, over and over, because a machine's speed drifts. A turn is a few steps
 of one row, the first of which do not count: a server repeats one graph step after step, and the first
@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import torch
 
 from cgkit.config import CompilationConfig, CUDAGraphMode
-from cgkit.errors import CaptureError, ConfigError
+from cgkit.errors import CaptureError, ConfigError, ServingError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
 from cgkit.measuring.roofline import Work, llama_work
 from cgkit.serving.llama import PRESETS, LlamaConfig, RopeScaling
 from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
-from cgkit.serving.weights import build_model, random_weights
+from cgkit.serving.weights import Shape, named_shape, random_model
 
 Step = Callable[[], Any]
 #: One turn of a row: steps that do not count, then steps that do.
@@ -37,7 +37,7 @@ PROFILED = 4
 
 
 def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
-    """The preset ``name``, with another number of layers if that is given.
+    """The preset ``name`` of a Llama, with another number of layers if that is given.
 
     Raises:
         ConfigError: there is no such preset.
@@ -45,6 +45,14 @@ def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
     if name not in PRESETS:
         raise ConfigError(f"there is no shape {name!r}; use one of {', '.join(sorted(PRESETS))}")
     return PRESETS[name].scaled(num_hidden_layers=layers) if layers else PRESETS[name]
+
+
+def any_shape(name: str, layers: int | None = None) -> Shape:
+    """As :func:`shape_of`, of every family that a runner serves."""
+    try:
+        return named_shape(name, layers)
+    except ServingError as error:
+        raise ConfigError(str(error)) from error
 
 
 class StepBench(Protocol):
@@ -72,17 +80,19 @@ class DecodeBench:
         batches: the batch sizes that steps will be asked for.
         sizes: what is recorded beside the batches.
         context: tokens in the KV cache of each request.
+        max_num_seqs: requests in a step; None: the largest size there is.
     """
 
     def __init__(
         self,
-        shape: LlamaConfig,
+        shape: Shape,
         batches: Sequence[int],
         *,
         device: str = "cuda",
         context: int = 256,
         sizes: Sequence[int] = (),
         compiler: str = "inductor",
+        max_num_seqs: int | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise CaptureError(
@@ -91,7 +101,7 @@ class DecodeBench:
         self.shape, self.context, self.device, self.cuda = shape, context, device, device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.cuda else "cpu (emulated)"
         dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.model = build_model(shape, random_weights(shape, dtype, device), dtype=dtype, device=device)
+        self.model = random_model(shape, dtype, device)
         config = CompilationConfig(
             cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
             cudagraph_capture_sizes=tuple(sorted({*sizes, *batches})),
@@ -101,7 +111,7 @@ class DecodeBench:
         self.runner = Runner(
             self.model,
             config=config,
-            max_num_seqs=max([*sizes, *batches]),
+            max_num_seqs=max_num_seqs or max([*sizes, *batches]),
             max_model_len=length,
             kv_cache_tokens=max(batches) * (length + 16),
         )
@@ -150,6 +160,7 @@ class DecodeBench:
 
     def work(self) -> Work:
         """What a step must move and compute at least."""
+        assert isinstance(self.shape, LlamaConfig), "the roofline is worked out for Llamas"
         return llama_work(self.shape, self.context, self.runner.dtype.itemsize)
 
     def about(self) -> dict[str, Any]:
@@ -186,10 +197,12 @@ class Times:
     cpu_s: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, float]:
-        """Medians in milliseconds, and the tenth percentile of the wall time."""
+        """Medians in milliseconds, and the 10th and 90th percentile of the wall time."""
+        ordered = sorted(self.wall_s)
         return {
-            "wall_ms": statistics.median(self.wall_s) * 1e3,
-            "wall_p10_ms": sorted(self.wall_s)[len(self.wall_s) // 10] * 1e3,
+            "wall_ms": statistics.median(ordered) * 1e3,
+            "wall_p10_ms": ordered[len(ordered) // 10] * 1e3,
+            "wall_p90_ms": ordered[len(ordered) * 9 // 10] * 1e3,
             "cpu_ms": statistics.median(self.cpu_s) * 1e3,
         }
 

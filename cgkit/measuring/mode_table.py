@@ -77,8 +77,8 @@ class ModeTable(Shown):
         lines = [f"ModeTable of {self.about['model']} ({kind}): what each graph mode records"]
         for mode in self.modes:
             lines.append(
-                f"  {mode['asked']:<18} decode {mode['decode']:<9} mixed {mode['mixed']:<9} {mode['graphs']:4d} graphs, "
-                f"{mode['total_s']:6.2f} s, {mode['pool_reserved_bytes'] / 2**20:8.1f} MiB"
+                f"  {mode['asked']:<18} decode {mode['decode']:<9} mixed {mode['mixed']:<9} "
+                f"{mode['graphs']:4d} graphs, {mode['total_s']:6.2f} s, {mode['pool_reserved_bytes'] / 2**20:8.1f} MiB"
             )
         return "\n".join([*lines, *(f"  {m['said']}" for m in self.modes if m["asked"] != m["given"])])
 

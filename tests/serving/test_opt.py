@@ -7,13 +7,13 @@ import torch
 
 from cgkit.config import CompilationConfig
 from cgkit.errors import ServingError
+from cgkit.serving.kv_cache import PagedKVCache
 from cgkit.serving.opt import OPT_PRESETS, OPTConfig
 from cgkit.serving.runner import Runner
 from cgkit.serving.weights import named_shape, random_model
 
 from .helpers import prompts_of
 from .test_llama import step
-from cgkit.serving.kv_cache import PagedKVCache
 
 TOY = OPTConfig("toy-opt", 97, 48, 112, 3, 6, 128)
 
