@@ -39,6 +39,7 @@ _WHERE = {
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
+    "measuring.bench_host": "HostTime host_time",
     "measuring.mode_table": "ModeTable capture_modes",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
@@ -75,6 +76,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         measure_launch_overhead,
         profile_step,
     )
+    from cgkit.measuring.bench_host import HostTime, host_time
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]

@@ -324,6 +324,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "every way to run a decode step and a whole answer, three model shapes side by side",
         lambda: import_module("cgkit.measuring.headline"),
     ),
+    "host": (
+        "where the host's time of a recorded step goes, part by part, on each path",
+        lambda: import_module("cgkit.measuring.bench_host"),
+    ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),

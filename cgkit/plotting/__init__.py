@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import headline_chart, memory_charts, mode_charts, padding_charts
+from cgkit.plotting import headline_chart, host_chart, memory_charts, mode_charts, padding_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -32,6 +32,7 @@ __all__ = [
     "crossover",
     "fold",
     "headline_chart",
+    "host_chart",
     "human_bytes",
     "launch_costs",
     "launch_overhead",

@@ -249,6 +249,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Coverage": measured,
     "ExpectedWaste": measured,
     "Ledger": measured,
+    "HostTime": measured,
     "ModeTable": mode_table,
     "Lifetimes": measured,
     "Padding": measured,

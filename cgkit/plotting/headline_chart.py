@@ -30,8 +30,8 @@ _FLOOR = "#c0392b"
 def headline(frame: pd.DataFrame, about: About | None = None) -> Axes:
     """All panels of ``cgkit bench headline`` on one figure; the first one's axes are returned.
 
-    ``frame``: its CSV: ``model``, ``case``, ``mode``, ``batch``, ``wall_ms``, ``cpu_ms``, ``gpu_busy_ms``, ``floor_ms``,
-    ``ratio_to_eager``, ``emulated``, ``device``.
+    ``frame``: its CSV: ``model``, ``case``, ``mode``, ``batch``, ``wall_ms``, ``cpu_ms``, ``gpu_busy_ms``,
+    ``floor_ms``, ``ratio_to_eager``, ``emulated``, ``device``.
     """
     from matplotlib.figure import Figure
 

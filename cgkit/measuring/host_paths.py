@@ -1,0 +1,412 @@
+"""The paths of a recorded decode step, each as a chain of steps in which one more part is replaced by nothing.
+
+A chain begins with the whole step and ends with an empty call; what two neighbours differ by is the part that was
+taken out between them. Only data is swapped (a replay in a wrapper's table, the function behind an operator, a buffer's copy),
+for one turn at a time: the code around it is the code that serves. What comes out of a hollow step is whatever the
+buffers held.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cgkit import marks
+from cgkit.capturing import CapturedGraphs
+from cgkit.config import CUDAGraphMode
+from cgkit.errors import CaptureError
+from cgkit.forward_context import BatchDescriptor, set_forward_context
+from cgkit.measuring.decode_bench import DecodeBench, Step
+from cgkit.serving.request import Request, Scheduled
+from cgkit.splitting import register_op, registered_ops
+from cgkit.splitting.register import DirectCall, direct_call
+
+#: Part -> what it is, in the order in which parts are taken out.
+PARTS: dict[str, str] = {
+    "attention launches": "the operators between the pieces: metadata, kernel launch (on a CPU: the attention itself)",
+    "operator dispatch": "torch's dispatcher around them",
+    "graph replays": "cudaGraphLaunch, one a piece or one a step (on a CPU: everything that was recorded)",
+    "address check": "reading and comparing where the inputs lie",
+    "wrapper": "what is left of the pieces' wrappers: mode, key, entry",
+    "weights fetch": "collecting the weights that the graph takes",
+    "stitching code": "the generated function that calls the pieces in order, and the check of its arguments",
+    "entry": "choosing the path: mode, arguments, plan",
+    "input copies": "sending the filled buffers to the device",
+    "input preparation": "filling the buffers and building the metadata",
+    "input slices": "the buffers' first rows",
+    "dispatcher": "padding and key",
+    "forward context": "making, entering and leaving it",
+    "unexplained": "an empty call and the clock itself",
+}
+REST = "unexplained"
+#: What stands before a padded batch is ready: figures of other engines' replay paths begin after it.
+AROUND = ("input copies", "input preparation", "input slices", "dispatcher")
+
+PATHS: dict[str, str] = {
+    "as traced": "the module path with nothing bound beforehand: operators through torch's dispatcher, weights fetched",
+    "module": "piece by piece: stitching code and wrappers, weights and operators bound",
+    "plan": "the flat tuple of bound calls",
+    "full": "one graph for the step",
+}
+
+Substitution = Callable[[ExitStack], None]
+
+
+@dataclass
+class Link:
+    """One step of a chain: what is called, and what is swapped while it is."""
+
+    removed: str  # the part that this one lacks and the one before has; "" for the whole step
+    step: Step
+    swaps: tuple[Substitution, ...] = ()
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The substitutions, for the block."""
+        with ExitStack() as undo:
+            for swap in self.swaps:
+                swap(undo)
+            yield
+
+
+@dataclass
+class Chain:
+    """One path. ``counts``: how often a part occurs in a step."""
+
+    path: str
+    links: list[Link]
+    counts: dict[str, int]
+    pieces: int
+
+
+class HostStep:
+    """A decode step as a runner takes it, up to the model's last norm and without sampling, on fixed requests."""
+
+    def __init__(self, bench: DecodeBench, captured: CapturedGraphs, batch: int, mode: CUDAGraphMode) -> None:
+        self.bench, self.captured, self.batch, self.mode = bench, captured, batch, mode
+        self.metadata = bench.prepared(batch)
+        runner = bench.runner
+        self.scheduled = decode_batch(bench, batch)
+        _, key, self.padded = captured.dispatcher.route(batch, True)
+        assert isinstance(key, BatchDescriptor)
+        self.key = key
+        self.ids, self.positions = (
+            runner.inputs.input_ids[: self.padded],
+            runner.inputs.positions[: self.padded],
+        )
+        self.output = self.call_once(captured.run)
+
+    def call_once(self, run: Callable[..., Any]) -> Any:
+        """What one step returns."""
+        with set_forward_context(self.metadata, cudagraph_runtime_mode=self.mode, batch_descriptor=self.key):
+            return run(self.ids, self.positions)
+
+    def whole(self, run: Callable[..., Any]) -> Step:
+        """Everything: dispatcher, inputs, context, slices, the model."""
+        inputs, scheduled, batch = self.bench.runner.inputs, self.scheduled, self.batch
+        fill, route = inputs.fill, self.captured.dispatcher.route
+        ids, positions = inputs.input_ids, inputs.positions
+
+        def step() -> Any:
+            mode, key, padded = route(batch, True)
+            metadata = fill(scheduled, padded, decode_only=True)
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                return run(ids[:padded], positions[:padded])
+
+        return step
+
+    def around(self, run: Callable[..., Any]) -> list[Link]:
+        """The end of every chain: ``run`` is empty already, and what stands around it goes too."""
+        inputs, batch, metadata = self.bench.runner.inputs, self.batch, self.metadata
+        ids, positions, mode, key = inputs.input_ids, inputs.positions, self.mode, self.key
+        route, first, second = self.captured.dispatcher.route, self.ids, self.positions
+
+        def no_filling() -> Any:
+            mode, key, padded = route(batch, True)
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                return run(ids[:padded], positions[:padded])
+
+        def no_slices() -> Any:
+            mode, key, _ = route(batch, True)
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                return run(first, second)
+
+        def no_dispatcher() -> Any:
+            with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+                return run(first, second)
+
+        def no_context() -> Any:
+            return run(first, second)
+
+        return [
+            Link("input copies", self.whole(run), (self.no_copies,)),
+            Link("input preparation", no_filling),
+            Link("input slices", no_slices),
+            Link("dispatcher", no_dispatcher),
+            Link("forward context", no_context),
+        ]
+
+    def no_copies(self, undo: ExitStack) -> None:
+        """Nothing is sent to the device."""
+        inputs = self.bench.runner.inputs
+        for buffers in (inputs._buffers, inputs._table):
+            marks.swap_attribute(buffers, "send", _nothing, undo)
+
+
+def decode_batch(bench: DecodeBench, batch: int) -> list[Scheduled]:
+    """``batch`` requests, each with one new token after the bench's context."""
+    length = bench.context
+    each = -(-(length + 1) // bench.runner.kv_cache.block_size)
+    return [
+        Scheduled(
+            Request(
+                [1] * (length + 1),
+                2,
+                blocks=list(range(1 + i * each, 1 + (i + 1) * each)),
+                num_computed=length,
+            ),
+            1,
+        )  # fmt: skip
+        for i in range(batch)
+    ]
+
+
+# --- the module path -------------------------------------------------------------------------------------
+
+
+def module_chain(bench: DecodeBench, captured: CapturedGraphs, batch: int) -> Chain:
+    """Piece by piece, weights and operators bound."""
+    host = HostStep(bench, captured, batch, CUDAGraphMode.PIECEWISE)
+    run = getattr(captured, "run_module", captured.run)
+    hollow = _Hollow(captured, host)
+    off = (hollow.no_attention, hollow.no_replays, hollow.no_check)
+    links = [
+        Link("", host.whole(run)),
+        Link("attention launches", host.whole(run), off[:1]),
+        Link("graph replays", host.whole(run), off[:2]),
+        Link("address check", host.whole(run), off),
+        Link("wrapper", host.whole(run), (hollow.no_attention, hollow.no_wrappers)),
+        Link("stitching code", host.whole(run), (hollow.no_stitching,)),
+        Link("entry", host.whole(hollow.empty)),
+        *host.around(hollow.empty),
+    ]
+    return Chain("module", links, _counts(captured, len(captured.pieces)), len(captured.pieces))
+
+
+def traced_chain(bench: DecodeBench, captured: CapturedGraphs, batch: int) -> Chain:
+    """As the graph was traced: every step fetches the weights, operators go through torch's dispatcher."""
+    host = HostStep(bench, captured, batch, CUDAGraphMode.PIECEWISE)
+    hollow = _Hollow(captured, host)
+    compiled = captured.compiled
+    calls = iter([wrapper.call for wrapper in captured.pieces])
+    run = compiled.bind(compiled.stitch(lambda backend: next(calls)))
+    empty_pieces = compiled.bind(hollow.execute)
+    links = [
+        Link("", host.whole(run), (hollow.dispatched,)),
+        Link("attention launches", host.whole(run), (hollow.empty_dispatched,)),
+        Link("operator dispatch", host.whole(run), (hollow.no_attention,)),
+        Link("graph replays", host.whole(run), (hollow.no_attention, hollow.no_replays)),
+        Link("address check", host.whole(run), (hollow.no_attention, hollow.no_replays, hollow.no_check)),
+        Link("wrapper", host.whole(empty_pieces), (hollow.no_attention,)),
+        Link("weights fetch", host.whole(hollow.fixed), (hollow.no_attention,)),
+        Link("stitching code", host.whole(hollow.empty)),
+        *host.around(hollow.empty),
+    ]
+    return Chain("as traced", links, _counts(captured, len(captured.pieces)), len(captured.pieces))
+
+
+def full_chain(bench: DecodeBench, captured: CapturedGraphs, batch: int) -> Chain:
+    """One graph for the step."""
+    host = HostStep(bench, captured, batch, CUDAGraphMode.FULL)
+    hollow = _Hollow(captured, host)
+    run = captured.run
+    links = [
+        Link("", host.whole(run)),
+        Link("graph replays", host.whole(run), (hollow.no_replays,)),
+        Link("address check", host.whole(run), (hollow.no_replays, hollow.no_check)),
+        Link("wrapper", host.whole(hollow.empty)),
+        *host.around(hollow.empty),
+    ]
+    return Chain("full", links, _counts(captured, 1), len(bench.executor.compiled.backends))  # type: ignore[union-attr]
+
+
+def plan_chain(bench: DecodeBench, captured: CapturedGraphs, batch: int) -> Chain | str:
+    """The flat tuple of bound calls; a sentence where there is none for this step."""
+    plans: Any = getattr(captured, "plans", None)
+    if plans is None:
+        return "this version has no replay plans"
+    host = HostStep(bench, captured, batch, CUDAGraphMode.PIECEWISE)
+    before = sum(plans.module_steps.values())
+    host.call_once(captured.run)
+    if host.key not in plans.ready or sum(plans.module_steps.values()) != before:
+        return f"no plan serves this step: {'; '.join(plans.module_steps) or 'none was laid out'}"
+    hollow, planned = _Hollow(captured, host), _HollowPlan(plans, host.key)
+    run = captured.run
+    links = [
+        Link("", host.whole(run)),
+        Link("attention launches", host.whole(run), (planned.no_attention,)),
+        Link("graph replays", host.whole(run), (planned.no_calls,)),
+        Link("address check", host.whole(run), (planned.no_check,)),
+        Link("entry", host.whole(hollow.empty)),
+        *host.around(hollow.empty),
+    ]
+    return Chain(
+        "plan", links, {**_counts(captured, 1), "graph replays": len(captured.pieces)}, len(captured.pieces)
+    )
+
+
+def _counts(captured: CapturedGraphs, wrappers: int) -> dict[str, int]:
+    """How often each part occurs in a step."""
+    cut = sum(piece.is_splitting for piece in captured.compiled.split.pieces)
+    once = dict.fromkeys(PARTS, 1)
+    many = {"graph replays": wrappers, "address check": wrappers, "wrapper": wrappers}
+    return {**once, **many, "attention launches": cut, "operator dispatch": cut, "stitching code": 1}
+
+
+# --- substitutions ---------------------------------------------------------------------------------------
+
+
+class _Hollow:
+    """What is put in the place of parts of a module path or a full graph."""
+
+    def __init__(self, captured: CapturedGraphs, host: HostStep) -> None:
+        self.captured, self.host = captured, host
+        full = host.mode is CUDAGraphMode.FULL
+        self.wrappers = [captured.full] if full else captured.pieces
+        output = host.output
+        self.empty: Callable[..., Any] = lambda *args: output
+        if full:
+            return
+        entries = iter([wrapper.entries[host.key].output for wrapper in captured.pieces])
+        self.execute = captured.compiled.stitch(lambda backend: _constant(next(entries)))
+        traced = captured.compiled.split.traced
+        fixed = None if traced is None else traced.bind_fixed(self.execute, (host.ids, host.positions))
+        if fixed is None:
+            raise CaptureError(
+                "the weights of this model cannot be bound, so its module path cannot be taken apart"
+            )
+        self.fixed: Callable[..., Any] = fixed
+
+    def no_replays(self, undo: ExitStack) -> None:
+        """Replays do nothing."""
+        for wrapper in self.wrappers:
+            assert wrapper is not None
+            _, *rest = wrapper._replays[self.host.key]
+            marks.swap_item(wrapper._replays, self.host.key, (_nothing, *rest), undo)
+
+    def no_check(self, undo: ExitStack) -> None:
+        """The addresses are said to be what they were: the comparison stays, reading them goes."""
+        for wrapper in self.wrappers:
+            assert wrapper is not None
+            replay, output, _, addresses = wrapper._replays[self.host.key]
+            said = (replay, output, _constant(addresses), addresses)
+            marks.swap_item(wrapper._replays, self.host.key, said, undo)
+
+    def no_wrappers(self, undo: ExitStack) -> None:
+        """Each piece returns its recorded outputs at once."""
+        marks.swap_attribute(self.captured, "_fixed", self.fixed, undo)
+
+    def no_stitching(self, undo: ExitStack) -> None:
+        """No piece is called at all."""
+        marks.swap_attribute(self.captured, "_fixed", self.empty, undo)
+
+    # --- operators between pieces ----------------------------------------------------------------
+
+    def no_attention(self, undo: ExitStack) -> None:
+        """Operators between pieces do nothing."""
+        for direct in self._operators():
+            _put(direct, _nothing, undo)
+
+    def dispatched(self, undo: ExitStack) -> None:
+        """They go through torch's dispatcher."""
+        for name, direct in self._named():
+            _put(direct, registered_ops()[name].overload, undo)
+
+    def empty_dispatched(self, undo: ExitStack) -> None:
+        """They go through torch's dispatcher and do nothing there."""
+        for name, direct in self._named():
+            _put(direct, _empty_operator(name), undo)
+
+    def _named(self) -> list[tuple[str, DirectCall]]:
+        known = registered_ops()
+        found = [(name, direct_call(known[name].overload)) for name in sorted(self._names()) if name in known]
+        return [(name, direct) for name, direct in found if direct is not None]
+
+    def _operators(self) -> list[DirectCall]:
+        return [direct for _, direct in self._named()]
+
+    def _names(self) -> set[str]:
+        """The operators in the splitting pieces, as ``ns::name``."""
+        pieces = [piece for piece in self.captured.compiled.split.pieces if piece.is_splitting]
+        names = [op.replace(".", "::", 1) if "::" not in op else op for piece in pieces for op in piece.ops]
+        return {name.removesuffix(".default") for name in names}
+
+
+class _HollowPlan:
+    """What is put in the place of parts of a replay plan."""
+
+    def __init__(self, plans: Any, key: BatchDescriptor) -> None:
+        self.plans, self.key = plans, key
+        self.planned = [row.plan for row in plans.rows if row.key == key and row.plan is not None]
+
+    def _swap(self, undo: ExitStack, stages: tuple[str, ...]) -> None:
+        """Only what belongs to ``stages`` is called."""
+        ready = self.plans.ready[self.key]
+        choices = []
+        for plan, (known, _, result) in zip(self.planned, ready.choices):
+            kept = [call for one in plan.planned if one.stage in stages for call in one.calls]
+            choices.append((known, tuple(kept), result))
+        marks.swap_item(self.plans.ready, self.key, ready._replace(choices=tuple(choices)), undo)
+
+    def no_attention(self, undo: ExitStack) -> None:
+        """Replays only."""
+        self._swap(undo, ("replay",))
+
+    def no_calls(self, undo: ExitStack) -> None:
+        """Nothing is called."""
+        self._swap(undo, ())
+
+    def no_check(self, undo: ExitStack) -> None:
+        """And the step is said to be the one that was laid out."""
+        ready = self.plans.ready[self.key]
+        # which of the choices a step takes does not matter: none calls anything
+        known = ready.choices[0][0]
+        choices = tuple((known, (), result) for _, _, result in ready.choices)
+        swapped = ready._replace(read=_constant(known), choices=choices)
+        marks.swap_item(self.plans.ready, self.key, swapped, undo)
+
+
+def _put(direct: DirectCall, call: Callable[..., Any], undo: ExitStack) -> None:
+    """Sets the function behind an operator until ``undo``, without telling who has bound the old one."""
+    old = direct.call
+    direct.call = call
+    undo.callback(setattr, direct, "call", old)
+
+
+def _empty_operator(name: str) -> Any:
+    """An operator of the same schema as ``name`` that does nothing, in a namespace of its own."""
+    known = registered_ops()[name]
+    own = f"cgkit_host::{name.replace('::', '_')}"
+    if own not in registered_ops():
+        function = _same_signature(known.op_func)
+        register_op(own.split("::")[1], function, known.mutates_args, namespace="cgkit_host")
+    return registered_ops()[own].overload
+
+
+def _same_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return nothing
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args: value
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
