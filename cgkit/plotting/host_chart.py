@@ -74,15 +74,19 @@ def _stack(ax: Axes, frame: pd.DataFrame, bars: list[tuple[Any, Any]], without: 
             )
             left += width
         totals.append(left)
-        pieces = int(rows["pieces"].iloc[0])
-        ax.annotate(f"{left:,.1f} µs ({left / pieces:.1f} a piece)", (left, y), xytext=(5, 0), va="center",
+        pieces, left = int(rows["pieces"].iloc[0]), sum(parts.values())
+        ax.annotate(f"{_us(left)} µs ({_us(left / pieces)} a piece)", (totals[-1], y), xytext=(5, 0), va="center",
                     textcoords="offset points", fontsize=8.5)  # fmt: skip
     names = [str(path) if len(batches) == 1 else f"{path}, batch {batch}" for path, batch in bars]
     ax.set_yticks(range(len(bars)), names)
     ax.set_ylim(len(bars) - 0.5, -0.5)
-    ax.set_xlim(0, (max(totals, default=0.0) or 1.0) * 1.34)
+    ax.set_xlim(0, (max(totals, default=0.0) or 1.0) * 1.42)
     ax.set_xlabel("µs of host time a step")
     ax.grid(axis="x")
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def _what(frame: pd.DataFrame) -> str:
