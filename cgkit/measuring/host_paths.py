@@ -1,9 +1,9 @@
 """The paths of a recorded decode step, each as a chain of steps in which one more part is replaced by nothing.
 
 A chain begins with the whole step and ends with an empty call; what two neighbours differ by is the part that was
-taken out between them. Only data is swapped (a replay in a wrapper's table, the function behind an operator, a buffer's copy),
-for one turn at a time: the code around it is the code that serves. What comes out of a hollow step is whatever the
-buffers held.
+taken out between them. Only data is swapped (a replay in a wrapper's table, the function behind an operator, a
+buffer's copy), for one turn at a time: the code around it is the code that serves. What comes out of a hollow step is
+whatever the buffers held.
 """
 
 from __future__ import annotations
