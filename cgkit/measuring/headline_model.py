@@ -192,7 +192,7 @@ class HeadlineBench(DecodeBench):
 
     def step(self, mode: str, batch: int) -> Step:
         """The decode step of one row."""
-        metadata, inputs = self.prepared(batch), self.runner.inputs
+        metadata = self.prepared(batch)
         if mode in GRAPHS:
             captured = self.recorded[mode]
             runtime, key, padded = captured.dispatcher.route(batch, True)
@@ -200,7 +200,7 @@ class HeadlineBench(DecodeBench):
         else:
             runtime, key, padded = CUDAGraphMode.NONE, None, batch
             call = self._static_for(mode, batch) if mode in ("torch.compile", LAST) else self.forward_of(mode)
-        ids, positions = inputs.input_ids[:padded], inputs.positions[:padded]
+        ids, positions = self.front(padded)
 
         def step() -> Any:
             with set_forward_context(metadata, cudagraph_runtime_mode=runtime, batch_descriptor=key):

@@ -88,15 +88,13 @@ class HostStep:
     def __init__(self, bench: DecodeBench, captured: CapturedGraphs, batch: int, mode: CUDAGraphMode) -> None:
         self.bench, self.captured, self.batch, self.mode = bench, captured, batch, mode
         self.metadata = bench.prepared(batch)
-        runner = bench.runner
         self.scheduled = decode_batch(bench, batch)
         _, key, self.padded = captured.dispatcher.route(batch, True)
         assert isinstance(key, BatchDescriptor)
         self.key = key
-        self.ids, self.positions = (
-            runner.inputs.input_ids[: self.padded],
-            runner.inputs.positions[: self.padded],
-        )
+        self.ids, self.positions = bench.front(self.padded)
+        inputs: Any = bench.runner.inputs
+        self.front = getattr(inputs, "front", bench.front)
         self.output = self.call_once(captured.run)
 
     def call_once(self, run: Callable[..., Any]) -> Any:
@@ -107,27 +105,25 @@ class HostStep:
     def whole(self, run: Callable[..., Any]) -> Step:
         """Everything: dispatcher, inputs, context, slices, the model."""
         inputs, scheduled, batch = self.bench.runner.inputs, self.scheduled, self.batch
-        fill, route = inputs.fill, self.captured.dispatcher.route
-        ids, positions = inputs.input_ids, inputs.positions
+        fill, route, front = inputs.fill, self.captured.dispatcher.route, self.front
 
         def step() -> Any:
             mode, key, padded = route(batch, True)
             metadata = fill(scheduled, padded, decode_only=True)
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                return run(ids[:padded], positions[:padded])
+                return run(*front(padded))
 
         return step
 
     def around(self, run: Callable[..., Any]) -> list[Link]:
         """The end of every chain: ``run`` is empty already, and what stands around it goes too."""
-        inputs, batch, metadata = self.bench.runner.inputs, self.batch, self.metadata
-        ids, positions, mode, key = inputs.input_ids, inputs.positions, self.mode, self.key
+        batch, metadata, front, mode, key = self.batch, self.metadata, self.front, self.mode, self.key
         route, first, second = self.captured.dispatcher.route, self.ids, self.positions
 
         def no_filling() -> Any:
             mode, key, padded = route(batch, True)
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                return run(ids[:padded], positions[:padded])
+                return run(*front(padded))
 
         def no_slices() -> Any:
             mode, key, _ = route(batch, True)
@@ -172,6 +168,20 @@ def decode_batch(bench: DecodeBench, batch: int) -> list[Scheduled]:
         )  # fmt: skip
         for i in range(batch)
     ]
+
+
+@contextmanager
+def empty_attention(*recordings: CapturedGraphs) -> Iterator[None]:
+    """Operators between the pieces do nothing in the block, also where the replay plans of ``recordings`` have bound
+    them; nothing is registered again, which would make plans void."""
+    with ExitStack() as undo:
+        for captured in recordings:
+            for _, direct in _operators_of(captured):
+                _put(direct, _nothing, undo)
+            plans: Any = getattr(captured, "plans", None)
+            for key in list(plans.ready) if plans is not None else ():
+                _HollowPlan(plans, key).no_attention(undo)
+        yield
 
 
 # --- the module path -------------------------------------------------------------------------------------
@@ -317,32 +327,28 @@ class _Hollow:
 
     def no_attention(self, undo: ExitStack) -> None:
         """Operators between pieces do nothing."""
-        for direct in self._operators():
+        for _, direct in _operators_of(self.captured):
             _put(direct, _nothing, undo)
 
     def dispatched(self, undo: ExitStack) -> None:
         """They go through torch's dispatcher."""
-        for name, direct in self._named():
+        for name, direct in _operators_of(self.captured):
             _put(direct, registered_ops()[name].overload, undo)
 
     def empty_dispatched(self, undo: ExitStack) -> None:
         """They go through torch's dispatcher and do nothing there."""
-        for name, direct in self._named():
+        for name, direct in _operators_of(self.captured):
             _put(direct, _empty_operator(name), undo)
 
-    def _named(self) -> list[tuple[str, DirectCall]]:
-        known = registered_ops()
-        found = [(name, direct_call(known[name].overload)) for name in sorted(self._names()) if name in known]
-        return [(name, direct) for name, direct in found if direct is not None]
 
-    def _operators(self) -> list[DirectCall]:
-        return [direct for _, direct in self._named()]
-
-    def _names(self) -> set[str]:
-        """The operators in the splitting pieces, as ``ns::name``."""
-        pieces = [piece for piece in self.captured.compiled.split.pieces if piece.is_splitting]
-        names = [op.replace(".", "::", 1) if "::" not in op else op for piece in pieces for op in piece.ops]
-        return {name.removesuffix(".default") for name in names}
+def _operators_of(captured: CapturedGraphs) -> list[tuple[str, DirectCall]]:
+    """The operators of ``register_op`` in the splitting pieces: ``ns::name`` and how they are called."""
+    pieces = [piece for piece in captured.compiled.split.pieces if piece.is_splitting]
+    names = {op.replace(".", "::", 1) if "::" not in op else op for piece in pieces for op in piece.ops}
+    known = registered_ops()
+    plain = sorted({name.removesuffix(".default") for name in names} & known.keys())
+    found = [(name, direct_call(known[name].overload)) for name in plain]
+    return [(name, direct) for name, direct in found if direct is not None]
 
 
 class _HollowPlan:
