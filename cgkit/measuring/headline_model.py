@@ -93,12 +93,12 @@ class HeadlineBench(DecodeBench):
         sizes = {*own, *(SIZES if options.device == "cuda" else ())}
         super().__init__(
             any_shape(options.shape, options.layers),
-            options.batches,
+            [*options.batches, *own[:1]],
             device=options.device,
             context=max(options.context, options.prompt_tokens + options.new_tokens),
             sizes=sorted(sizes),
             compiler=options.compiler,
-            max_num_seqs=max(*options.batches, options.generate_batch),
+            max_num_seqs=max(*options.batches, *own[:1], 1),
         )
         self.context = options.context
         self.first_s: dict[tuple[str, int], float] = {}
@@ -131,7 +131,7 @@ class HeadlineBench(DecodeBench):
             for name in names:
                 self._first(name, batch, self.step(name, batch))
         if self.options.generate:
-            for name in (["eager"] if LAST in self.modes else []) + names:
+            for name in ["eager", LAST, LAST, LAST] if LAST in self.modes else names:
                 self.generate(name, new_tokens=6)
 
     def record(self) -> None:

@@ -136,13 +136,16 @@ def test_options_reach_a_child_whole():
 
 # --- dry runs ----------------------------------------------------------------------------------------
 
-SMALL = ["--device", "cpu", "--layers", "1", "--compiler", "eager", "--batches", "1", "2", "--rounds", "1", "--context", "16", "--generate-rounds", "1", "--generate-batch", "2", "--prompt-tokens", "4", "--new-tokens", "4", "--no-first-calls"]
+SMALL = (
+    "--device cpu --layers 1 --compiler eager --batches 1 2 --rounds 1 --context 16 --generate-rounds 1 "
+    "--generate-batch 2 --prompt-tokens 4 --new-tokens 4 --no-first-calls"
+)
 
 
 def parsed(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     headline.add_arguments(parser)
-    return parser.parse_args([*SMALL, *map(str, more)])
+    return parser.parse_args([*SMALL.split(), *map(str, more)])
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +227,9 @@ def test_the_recorded_table_is_drawn(run):
     ax = headline_chart.headline(pd.read_csv(run[1] / "table.csv"))
     figure = ax.get_figure()
     assert "emulated graphs: CPU figures" in " ".join(figure.get_suptitle().split())
-    assert len(figure.axes) == 6 and [t.get_text() for t in ax.get_yticklabels()] == [
-        mode for mode in headline_chart.LOOKS
-    ]
+    assert len(figure.axes) == 6 and [t.get_text() for t in ax.get_yticklabels()] == list(
+        headline_chart.LOOKS
+    )
     assert title_of(ax)
 
 
@@ -288,10 +291,13 @@ def test_a_first_call_that_fails_says_why():
 
 @pytest.mark.gpu
 def test_on_a_gpu_everything_is_measured():
-    args = ["--device", "cuda", "--layers", "2", "--shapes", "tiny-opt", "--batches", "1", "8", "--rounds", "2", "--context", "32", "--generate-rounds", "1"]
+    options = (
+        "--device cuda --layers 2 --shapes tiny-opt --batches 1 8 --rounds 2 --context 32 --generate-rounds 1 "
+        "--prompt-tokens 4 --new-tokens 8"
+    )
     parser = argparse.ArgumentParser()
     headline.add_arguments(parser)
-    facts = headline.run(parser.parse_args([*args, "--prompt-tokens", "4", "--new-tokens", "8"]))
+    facts = headline.run(parser.parse_args(options.split()))
     assert facts["not_measured"] == {}
     rows = {(r["case"], r["mode"], r["batch"]): r for r in facts["rows"]}
     assert len(rows) == 8 * 3 and not any(r["emulated"] for r in rows.values())

@@ -38,7 +38,7 @@ def test_a_panel_a_model_and_case():
         "8.0 times eager (small, FULL, batch 1)" in figure.get_suptitle()
         and "made up" in figure.get_suptitle()
     )
-    assert [panel.get_title() for panel in figure.axes[:2]] == [
+    assert [panel.get_title(loc="left") for panel in figure.axes[:2]] == [
         "a decode step, batch 1 (ms)", "32 in, 128 out, batch 8 (ms)",
     ]  # fmt: skip
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
