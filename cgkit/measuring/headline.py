@@ -139,14 +139,15 @@ class Headline:
     def rows(self) -> list[dict[str, Any]]:
         """Everything that was measured, models in the order in which they were asked for."""
         found = [dict(row) for rows in self.parts.values() for row in rows]
+        how = "an empty folder, then the same one, each in a process of its own, batch 1"
+        if len(self.first) > 1:
+            how += ", beside those of the other shapes"
         for row in found:
             starts = self.first.get(row["model"])
             if starts and row["mode"] in ROAD:
                 row["first_call_s"] = starts["cold"]["first_call_s"]
                 row["first_call_warm_s"] = starts["warm"]["first_call_s"]
-                row["first_call_how"] = (
-                    "an empty folder, then the same one, each in a process of its own, batch 1"
-                )
+                row["first_call_how"] = how
         return sorted(found, key=lambda row: self.args.shapes.index(row["model"]))
 
     def facts(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def decode_batch(bench: DecodeBench, batch: int) -> list[Scheduled]:
                 num_computed=length,
             ),
             1,
-        )  # fmt: skip
+        )
         for i in range(batch)
     ]
 

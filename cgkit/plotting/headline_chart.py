@@ -145,7 +145,7 @@ def _handles(frame: pd.DataFrame) -> list[Any]:
                 markeredgewidth=1.6,
                 linestyle="none",
                 label="CPU: until the call returns",
-            )  # fmt: skip
+            )
         )
     if frame["floor_ms"].notna().any():
         label = "floor: weight bytes over copy bandwidth"
