@@ -22,7 +22,7 @@ from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.measuring.decode_bench import DecodeBench, Step, Times, busy_in_a_child, shape_of, timed
 from cgkit.measuring.first_call import first_calls
-from cgkit.measuring.host_paths import empty_attention
+from cgkit.measuring.hollow import empty_attention
 from cgkit.serving.llama import PRESETS
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)

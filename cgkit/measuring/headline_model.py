@@ -29,13 +29,12 @@ from cgkit.forward_context import set_forward_context
 from cgkit.measuring.decode_bench import COUNTED, DecodeBench, Step, Times, any_shape, timed
 from cgkit.measuring.headline_frame import GRAPHS, MODES, weight_bytes
 from cgkit.measuring.roofline import measure_rates
+from cgkit.measuring.step_counts import profiled
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 TWIN, LAST = "FULL_AND_PIECEWISE", "reduce-overhead"
 #: Recorded beside the batches on a GPU: the sizes of ``cgkit bench modes``.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-#: Steps of a row in one profile.
-PROFILED = 3
 OTHER_ROWS = "a folder that was empty at first, in a process that compiles other rows too"
 
 
@@ -347,36 +346,6 @@ class _Table:
         for batch in self.options.batches:
             for mode in modes:
                 by[mode, batch].update(profiled(self.bench.step(mode, batch)))
-
-
-def profiled(step: Step) -> dict[str, Any]:
-    """``gpu_busy_ms`` (sum of what ran on the GPU), ``kernels``, ``copies``, ``kernel_launches`` and
-    ``graph_launches`` of a step: means of some steps in one profile."""
-    from torch.profiler import ProfilerActivity, profile
-
-    step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED):
-            step()
-            torch.cuda.synchronize()
-    return counted(
-        [(e.name, str(e.device_type), e.time_range.elapsed_us()) for e in profiler.events()], PROFILED
-    )
-
-
-def counted(events: Sequence[tuple[str, str, float]], steps: int) -> dict[str, Any]:
-    """What a step holds, of a profile's events: (name, device, microseconds) each."""
-    on_gpu = [(name, us) for name, device, us in events if device.endswith("CUDA")]
-    copies = sum(name.startswith(("Memcpy", "Memset")) for name, _ in on_gpu)
-    calls = [name for name, device, _ in events if not device.endswith("CUDA")]
-    return {
-        "gpu_busy_ms": sum(us for _, us in on_gpu) / steps / 1e3,
-        "kernels": (len(on_gpu) - copies) / steps,
-        "copies": copies / steps,
-        "kernel_launches": sum("LaunchKernel" in name for name in calls) / steps,
-        "graph_launches": sum("GraphLaunch" in name for name in calls) / steps,
-    }
 
 
 # --- a process of its own ------------------------------------------------------------------------------

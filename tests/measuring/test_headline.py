@@ -23,8 +23,9 @@ from cgkit.measuring.headline_frame import (
     weight_bytes,
     with_ratios,
 )
-from cgkit.measuring.headline_model import Options, as_json, counted, own_code
+from cgkit.measuring.headline_model import Options, as_json, own_code
 from cgkit.measuring.manifest import manifest_path
+from cgkit.measuring.step_counts import counted
 from cgkit.plotting import title_of
 from cgkit.serving.llama import PRESETS
 from cgkit.serving.opt import OPT_PRESETS
