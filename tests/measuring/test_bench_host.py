@@ -15,15 +15,8 @@ from cgkit.forward_context import set_forward_context
 from cgkit.measuring import bench_host
 from cgkit.measuring.bench_host import HostTime, host_time, parts_of
 from cgkit.measuring.decode_bench import DecodeBench, any_shape
-from cgkit.measuring.host_paths import (
-    PARTS,
-    PATHS,
-    REST,
-    empty_attention,
-    full_chain,
-    module_chain,
-    traced_chain,
-)
+from cgkit.measuring.hollow import empty_attention
+from cgkit.measuring.host_paths import PARTS, PATHS, REST, full_chain, module_chain, traced_chain
 from cgkit.measuring.manifest import manifest_path
 from cgkit.splitting import registered_ops
 from cgkit.splitting.register import direct_call
