@@ -22,9 +22,15 @@ from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
 from cgkit.torch_hooks import current_raw_stream
 
-#: Positions of the context read at a time, and the least that a divided context gives one program.
-TILE, MIN_CHUNK = 64, 256
-MAX_SPLITS = 16
+# What is tuned; `cgkit bench kernels` measures the alternatives beside these.
+#: Positions of the context read at a time, and the least that a divided context gives one program. One tile: a tile
+#: waits for its keys about as long as combining the parts takes in all, so it pays to have each wait by itself.
+TILE, MIN_CHUNK = 64, 64
+#: The most programs for one request and KV head, and how many programs a multiprocessor should get before a context
+#: is no longer divided.
+MAX_SPLITS, PROGRAMS_A_PROCESSOR = 16, 2
+NUM_WARPS, NUM_STAGES = 4, 3
+
 #: The kernels raise 2 to a power, as the hardware does, so scores are scaled by this as well.
 LOG2_E = 1.4426950408889634
 #: Without a GPU (Triton's interpreter) as many programs as this count as a full device.
@@ -43,7 +49,16 @@ def _decode_kernel(
     """Grid (padded batch, KV_HEADS, SPLITS). ROWS: the group's heads, padded to what ``tl.dot`` takes."""
     request = tl.program_id(0).to(tl.int64)
     head, split = tl.program_id(1), tl.program_id(2)
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
+    in_dim = dims < HEAD_DIM
+    in_row = (rows < GROUP)[:, None] & in_dim[None, :]
+    q_at = (head * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
+    # What needs no length is asked for together with the length: one wait instead of three, one after the other.
     seq_len = tl.load(seq_lens + request)
+    slot = tl.load(slot_mapping + request)
+    new_key = tl.load(key + request * K_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
+    new_value = tl.load(value + request * V_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
+    q = tl.load(query + request * Q_STRIDE + q_at, mask=in_row, other=0.0)
     past = tl.maximum(seq_len - 1, 0)  # positions in the cache; the new token comes on top
     # Whole tiles for each program, and none that gets less than MIN_CHUNK while another has more.
     chunk = tl.maximum(tl.cdiv(tl.cdiv(past, SPLITS), TILE) * TILE, MIN_CHUNK)
@@ -51,15 +66,8 @@ def _decode_kernel(
     if split >= active:
         return
 
-    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
-    in_dim = dims < HEAD_DIM
-    in_row = (rows < GROUP)[:, None] & in_dim[None, :]
-    q_at = (head * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
     out_at = output + request * O_STRIDE + q_at
-    new_key = tl.load(key + request * K_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
-    new_value = tl.load(value + request * V_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
     if split == 0:
-        slot = tl.load(slot_mapping + request)
         kv_at = (slot * KV_HEADS + head) * HEAD_DIM + dims
         if slot >= 0:
             tl.store(key_cache + kv_at, new_key, mask=in_dim)
@@ -68,7 +76,6 @@ def _decode_kernel(
         tl.store(out_at, tl.zeros([ROWS, DIM], output.dtype.element_ty), mask=in_row)
         return
 
-    q = tl.load(query + request * Q_STRIDE + q_at, mask=in_row, other=0.0)
     own = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], axis=1) * SCALE_LOG2
     # The first program starts from the new token; the others find at least one position below.
     first = split == 0
@@ -112,11 +119,15 @@ def _decode_kernel(
             top = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, DIM], tl.float32)
-            for other in range(active):  # in order, whoever came last: the same bits each time
-                theirs = pair * SPLITS + other
-                part = tl.load(partial + theirs * ROWS * DIM + at, cache_modifier=".cg")
-                part_top = tl.load(stats + theirs * 2 * ROWS + rows, cache_modifier=".cg")
-                part_total = tl.load(stats + theirs * 2 * ROWS + ROWS + rows, cache_modifier=".cg")
+            # In order, whoever came last: the same bits each time. Unrolled: the loads are under way together.
+            for other in tl.static_range(SPLITS):
+                there, theirs = tl.zeros([ROWS], tl.int32) + other < active, pair * SPLITS + other
+                stat = stats + theirs * 2 * ROWS + rows
+                part = tl.load(
+                    partial + theirs * ROWS * DIM + at, mask=there[:, None], other=0.0, cache_modifier=".cg"
+                )
+                part_top = tl.load(stat, mask=there, other=float("-inf"), cache_modifier=".cg")
+                part_total = tl.load(stat + ROWS, mask=there, other=0.0, cache_modifier=".cg")
                 higher = tl.maximum(top, part_top)
                 fade, part_fade = tl.exp2(top - higher), tl.exp2(part_top - higher)
                 total = total * fade + part_total * part_fade
@@ -125,7 +136,7 @@ def _decode_kernel(
             tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
 
 
-_launch = CachedLaunch(_decode_kernel, num_warps=4, num_stages=3)
+_launch = CachedLaunch(_decode_kernel, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
 
 
 def paged_attention_decode(
@@ -211,7 +222,7 @@ def num_splits(programs: int, max_context: int, device_index: int) -> int:
 def _programs_wanted(device_index: int) -> int:
     if device_index < 0:
         return _INTERPRETER_PROGRAMS
-    return 2 * torch.cuda.get_device_properties(device_index).multi_processor_count
+    return PROGRAMS_A_PROCESSOR * torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
 @cache
