@@ -20,6 +20,7 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
+from cgkit.kernels.splits import splits_for
 from cgkit.torch_hooks import current_raw_stream
 
 # What is tuned; `cgkit bench kernels` measures the alternatives beside these.
@@ -216,8 +217,8 @@ def _launch_and_plan(
 
 def num_splits(programs: int, max_context: int, device_index: int) -> int:
     """Over how many programs a request's context may be divided: 1 when the batch fills the device."""
-    useful = min(_programs_wanted(device_index) // programs, -(-max_context // MIN_CHUNK), MAX_SPLITS)
-    return 1 << (useful.bit_length() - 1) if useful > 1 else 1
+    wanted = _programs_wanted(device_index)
+    return splits_for(programs, max_context, chunk=MIN_CHUNK, most=MAX_SPLITS, wanted=wanted)
 
 
 @cache

@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         busy: dict[tuple[str, int], dict[str, Any]] = {}
         if args.device == "cuda":
             found = busy_in_a_child(
-                shape_of(args.shape, args.layers), args.batches, context=args.context, compilation=_tuning(args)
+                shape_of(args.shape, args.layers),
+                args.batches,
+                context=args.context,
+                compilation=_tuning(args),
             )
             busy = {(row["mode"], row["batch"]): row for row in found}
         bench = _Bench(args, busy)

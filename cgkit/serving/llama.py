@@ -4,7 +4,8 @@ Re-implements, small, the model of "Llama 2" and "The Llama 3 Herd of Models" (T
 arXiv:2307.09288; Grattafiori et al. 2024, arXiv:2407.21783): RMSNorm (Zhang and Sennrich 2019),
 rotary positions (Su et al. 2021) with Llama 3's scaling, grouped-query attention (Ainslie et al.
 2023) and SwiGLU (Shazeer 2020). A state dict has the names of ``transformers``, so that weights load
-by name; what reads the same input is multiplied as one (:mod:`cgkit.serving.merged`). It is the ``LlamaModel`` of the article's "模型侧的接入点：support_torch_compile 装饰器"
+by name; what reads the same input is multiplied as one (:mod:`cgkit.serving.merged`). It is the
+``LlamaModel`` of the article's "模型侧的接入点：support_torch_compile 装饰器"
 (the model's side: the decorator).
 
 Two things differ from a training model, and both are what makes the pipeline possible:

@@ -7,8 +7,8 @@ a step then does between two products is norm or activation, then quantisation; 
 Embedding, norms, attention and the output projection keep the model's type. q, k and v are one product, as gate and
 up are: their input is quantised once. With static scales the merged weight has one scale, that of its largest part:
 ``_scaled_mm`` takes one for the whole tensor. It costs the smaller parts little, because FP8 is a floating format:
-a scale that is too large by 8 moves a weight by three of its exponents and leaves its mantissa, and only what falls below
-2**-6 of FP8 (a 28,000th of the largest weight) is rounded more coarsely. By row, each row keeps its own.
+a scale that is too large by 8 moves a weight by three of its exponents and leaves its mantissa, and only what falls
+below 2**-6 of FP8 (a 28,000th of the largest weight) is rounded more coarsely. By row, each row keeps its own.
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ def test_a_divided_context_gives_the_same_bits_whoever_finishes_last() -> None:
     from cgkit.kernels import attend
 
     for length in (257, 2000):
-        case = make_case([1], [length], kv_heads=8, group=4, head_dim=128, device="cuda", dtype=torch.bfloat16)
+        case = make_case(
+            [1], [length], kv_heads=8, group=4, head_dim=128, device="cuda", dtype=torch.bfloat16
+        )
         attend_on_cuda(case)
         first = case.output.clone()
         graph = torch.cuda.CUDAGraph()
