@@ -105,3 +105,22 @@ def test_on_the_gpu(tmp_path):
     for _, case in decode.groupby("batch"):
         assert case["now"].sum() == 1 and case["best"].sum() == 1
     assert (decode["us"] < 200).all() and facts["rules"]
+
+
+def test_what_is_set_now_is_tried_first_and_nothing_overfills_the_device(monkeypatch):
+    pytest.importorskip("triton")
+    from types import SimpleNamespace
+
+    from cgkit.kernels import triton_decode as kernel
+
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=132)
+    )
+    bench = bench_kernels._Bench(parsed("--device cpu --shapes llama-3.1-8b"))
+    bench.programs_a_processor = kernel.PROGRAMS_A_PROCESSOR
+    shape = PRESETS["llama-3.1-8b"]
+    for batch, context, splits in [(1, 256, 4), (1, 2048, 16), (8, 256, 4), (8, 2048, 4), (32, 2048, 1)]:
+        now, tried = bench._candidates(shape, batch, context)
+        assert tried[0] == now and now.splits == splits and now.tile == kernel.TILE
+        assert len(set(tried)) == len(tried) > len(bench_kernels.SETTINGS) - 1
+        assert max(each.splits for each in tried) * batch * 8 <= max(4 * 132, batch * 8)
