@@ -12,10 +12,13 @@ Checkpoints keep the parts under the names of ``transformers``. So does a model'
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from cgkit.errors import ServingError
 
 
 class MergedProjections(nn.Module):
@@ -27,24 +30,39 @@ class MergedProjections(nn.Module):
     def merge(self, name: str, parts: Mapping[str, int]) -> None:
         """Says that the rows of the child ``name`` are those of ``parts`` (name -> number of rows), in order."""
 
-        def split(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-            entries, own = list(state.items()), f"{prefix}{name}."
-            state.clear()  # made anew, so that the parts stand where the merged one stood
-            for key, value in entries:
-                if not key.startswith(own):
-                    state[key] = value
-                    continue
-                field = key[len(own) :]
-                for part, rows in zip(parts, _rows_of(value, field, list(parts.values()))):
-                    state[f"{prefix}{part}.{field}"] = rows
+        # Functions of the module, not closures: a model can be pickled.
+        self.register_state_dict_post_hook(partial(_split, name, dict(parts)))
+        self.register_load_state_dict_pre_hook(partial(_join, name, dict(parts)))
 
-        def join(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-            keys = [f"{prefix}{part}.weight" for part in parts]
-            if all(key in state for key in keys):
-                state[f"{prefix}{name}.weight"] = joined([state.pop(key) for key in keys])
 
-        self.register_state_dict_post_hook(split)
-        self.register_load_state_dict_pre_hook(join)
+def _split(
+    name: str,
+    parts: dict[str, int],
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    local_metadata: Any,
+) -> None:
+    """The parts in the place of the merged projection, in a state dict that is being made."""
+    entries, own = list(state.items()), f"{prefix}{name}."
+    state.clear()  # made anew, so that the parts stand where the merged one stood
+    for key, value in entries:
+        if not key.startswith(own):
+            state[key] = value
+            continue
+        field = key[len(own) :]
+        for part, rows in zip(parts, _rows_of(value, field, list(parts.values()))):
+            state[f"{prefix}{part}.{field}"] = rows
+
+
+def _join(
+    name: str, parts: dict[str, int], module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    """The merged projection in the place of its parts, in a state dict that is being loaded."""
+    for field, put_together in (("weight", joined), ("weight_scale", _one_scale)):
+        keys = [f"{prefix}{part}.{field}" for part in parts]
+        if all(key in state for key in keys):
+            state[f"{prefix}{name}.{field}"] = put_together([state.pop(key) for key in keys])
 
 
 def _rows_of(value: Tensor, field: str, rows: list[int]) -> list[Tensor]:
@@ -52,6 +70,22 @@ def _rows_of(value: Tensor, field: str, rows: list[int]) -> list[Tensor]:
     if value.numel() == 1 and field != "weight":
         return [value] * len(rows)
     return list(value.split(rows, dim=0 if field == "weight" else -1))
+
+
+def _one_scale(scales: list[Tensor]) -> Tensor:
+    """The scales of FP8 parts as the merged weight has them.
+
+    Raises:
+        ServingError: the parts have a number each, and not the same one.
+    """
+    if scales[0].dim():
+        return torch.cat(scales, dim=-1)
+    if any(not torch.equal(scale, scales[0]) for scale in scales):
+        raise ServingError(
+            f"FP8 parts with scales {[float(scale) for scale in scales]} cannot be merged: a merged weight has one. "
+            "Quantise them to the largest, as cgkit.serving.llama_fp8.quantize does"
+        )
+    return scales[0]
 
 
 def joined(parts: list[Tensor]) -> Tensor:

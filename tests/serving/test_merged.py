@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -60,8 +61,10 @@ def test_a_state_dict_goes_into_a_model_that_is_there_already():
     other.load_state_dict(model.state_dict())
     assert other.model.layers[2].mlp.gate_up_proj.weight is kept
     assert torch.equal(kept, model.model.layers[2].mlp.gate_up_proj.weight)
-    copied = copy.deepcopy(model)
-    assert copied.state_dict().keys() == model.state_dict().keys()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        state = model.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in copied.state_dict().items())
+        assert copied.state_dict().keys() == state.keys()
 
 
 def test_a_missing_part_is_named():
@@ -125,3 +128,17 @@ def test_merged_fp8_weights_are_as_near_as_those_of_each_part(scheme):
         merged = (_dequantised(state, name) - weight).norm() / weight.norm()
         single = (own.weight.float() * own.weight_scale - weight).norm() / weight.norm()
         assert merged < 1.25 * single < 0.05
+
+
+@pytest.mark.parametrize("scheme", ["static", "per_token"])
+def test_an_fp8_state_dict_goes_back_and_scales_that_differ_are_refused(scheme):
+    model, other = quantize(toy(), scheme), quantize(toy(seed=5), scheme)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    other.load_state_dict(state)
+    mine, theirs = other.model.layers[1].self_attn.qkv_proj, model.model.layers[1].self_attn.qkv_proj
+    assert torch.equal(mine.weight.float(), theirs.weight.float())
+    assert torch.equal(mine.weight_scale, theirs.weight_scale)
+    if scheme == "static":
+        state["model.layers.1.mlp.up_proj.weight_scale"] *= 2
+        with pytest.raises(ServingError, match="cannot be merged"):
+            other.load_state_dict(state)
