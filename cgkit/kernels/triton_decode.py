@@ -105,10 +105,10 @@ def _decode_kernel(
             tl.store(key_cache + kv_at, new_key, mask=in_dim)
             tl.store(value_cache + kv_at, new_value, mask=in_dim)
 
-    if (SPLITS == 1 or active == 1) and split == 0:
+    if SPLITS == 1 or ((active == 1) & (split == 0)):
         mixed = tl.where(seq_len > 0, acc / total[:, None], 0.0)
         tl.store(out_at, mixed.to(output.dtype.element_ty), mask=in_row)
-    if SPLITS > 1 and active > 1 and split < active:
+    if SPLITS > 1 and ((active > 1) & (split < active)):
         pair = request * KV_HEADS + head
         at = rows[:, None] * DIM + dims[None, :]
         mine = pair * SPLITS + split
