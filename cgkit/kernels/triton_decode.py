@@ -39,13 +39,23 @@ _INTERPRETER_PROGRAMS = 32
 
 
 @triton.jit
+def as_output(value, query, output, output_scale, FP8_MAX: tl.constexpr = 448.0):
+    """``value`` (float32) in the type of ``output``. With an ``output_scale`` that is FP8: rounded to the type of
+    ``query`` first, as attention without a quantisation is, then over the scale, saturated. NaN stays NaN."""
+    if output_scale is not None:
+        value = value.to(query.dtype.element_ty).to(tl.float32) / tl.load(output_scale)
+        value = tl.clamp(value, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return value.to(output.dtype.element_ty)
+
+
+@triton.jit
 def _decode_kernel(
     query, key, value, output, key_cache, value_cache, block_table, seq_lens, slot_mapping,
     partial, stats, counters,
     SCALE_LOG2: tl.constexpr, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     O_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, SPLITS: tl.constexpr, output_scale=None,
 ):  # fmt: skip
     """Grid (padded batch, KV_HEADS, SPLITS). ROWS: the group's heads, padded to what ``tl.dot`` takes."""
     request = tl.program_id(0).to(tl.int64)
@@ -107,7 +117,7 @@ def _decode_kernel(
 
     if SPLITS == 1 or ((active == 1) & (split == 0)):
         mixed = tl.where(seq_len > 0, acc / total[:, None], 0.0)
-        tl.store(out_at, mixed.to(output.dtype.element_ty), mask=in_row)
+        tl.store(out_at, as_output(mixed, query, output, output_scale), mask=in_row)
     if SPLITS > 1 and ((active > 1) & (split < active)):
         pair = request * KV_HEADS + head
         at = rows[:, None] * DIM + dims[None, :]
@@ -136,7 +146,7 @@ def _decode_kernel(
                 total = total * fade + part_total * part_fade
                 acc = acc * fade[:, None] + part * part_fade[:, None]
                 top = higher
-            tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
+            tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
 _launch = CachedLaunch(_decode_kernel, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
@@ -206,7 +216,7 @@ def _launch_and_plan(
     )  # fmt: skip
     constants = (
         scale * LOG2_E, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
-        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
+        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits, None,
     )  # fmt: skip
     _launch(grid, tensors, (), constants)
     direct = _launch.prepared(tensors, constants)

@@ -256,25 +256,34 @@ def busy_in_a_child(
 
 
 def busy(bench: StepBench, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """What the child measures: the mean of ``PROFILED`` steps of each row, in one profile."""
-    from torch.profiler import ProfilerActivity, profile
-
+    """What the child measures: :func:`busy_of` each row."""
     rows = []
     for batch in batches:
         for name, step in bench.steps(batch).items():
-            for _ in range(2):
-                step()
-            torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-                for _ in range(PROFILED):
-                    step()
-                    torch.cuda.synchronize()
-            kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
-            ms = sum(e.time_range.elapsed_us() for e in kernels) / PROFILED / 1e3
-            rows.append(
-                {"mode": name, "batch": batch, "gpu_busy_ms": ms, "gpu_nodes": len(kernels) // PROFILED}
-            )
+            ms, nodes = busy_of(step)
+            rows.append({"mode": name, "batch": batch, "gpu_busy_ms": ms, "gpu_nodes": int(nodes)})
     return rows
+
+
+def busy_of(step: Step) -> tuple[float, float]:
+    """Milliseconds of all kernels (copies and fills too) of a step, and how many they are: the mean of ``PROFILED``
+    steps in one profile. Launches of the process cost more from then on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED):
+            step()
+            torch.cuda.synchronize()
+    return _busy_in(profiler.events())
+
+
+def _busy_in(happened: Sequence[Any]) -> tuple[float, float]:
+    """:func:`busy_of` from a profile's events."""
+    kernels = [event for event in happened if str(event.device_type).endswith("CUDA")]
+    return sum(event.time_range.elapsed_us() for event in kernels) / PROFILED / 1e3, len(kernels) / PROFILED
 
 
 def shape_from_json(text: str) -> LlamaConfig:
