@@ -358,6 +358,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "where the host's time of a recorded step goes, part by part, on each path",
         lambda: import_module("cgkit.measuring.bench_host"),
     ),
+    "kernels": (
+        "the decode kernel divided and tiled in every way, and a layer's products merged or not, against the copy rate",
+        lambda: import_module("cgkit.measuring.bench_kernels"),
+    ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),
