@@ -361,6 +361,18 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),
     ),
+    "headline": (
+        "every way to run a decode step and a whole answer, three model shapes side by side",
+        lambda: import_module("cgkit.measuring.headline"),
+    ),
+    "host": (
+        "where the host's time of a recorded step goes, part by part, on each path",
+        lambda: import_module("cgkit.measuring.bench_host"),
+    ),
+    "kernels": (
+        "the decode kernel divided and tiled in every way, and a layer's products merged or not, against the copy rate",
+        lambda: import_module("cgkit.measuring.bench_kernels"),
+    ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),
