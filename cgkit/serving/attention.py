@@ -8,8 +8,9 @@ come from the forward context of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from cgkit.errors import ServingError
 from cgkit.forward_context import get_forward_context
 from cgkit.kernels import attend
 from cgkit.kernels.fused import static_fp8_quant
+from cgkit.kernels.paged_attention import prepare_attend
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
 from cgkit.splitting import register_op
+from cgkit.splitting.prepare import ComingStep
 
 KVCaches = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -75,7 +78,32 @@ def unified_attention_with_output(
     attend(query, key, value, key_cache, value_cache, metadata, output, scale)
 
 
-register_op("unified_attention_with_output", unified_attention_with_output, mutates_args=["output"])
+def _prepare_attention(
+    coming: ComingStep,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    scale: float,
+    layer_name: str,
+) -> Sequence[Callable[[], None]] | None:
+    """:func:`unified_attention_with_output` for a replay plan: the layer's cache and the step's buffers in place."""
+    metadata = coming.metadata
+    if not isinstance(metadata, AttentionMetadata) or layer_name not in metadata.kv_caches:
+        return None  # the operator itself says what is wrong, if anything is
+    if not isinstance(metadata.kv_caches, dict):
+        return None  # nobody looks into it whether a cache was made anew
+    coming.fixed("decode_only")
+    caches = metadata.kv_caches[layer_name]
+    return prepare_attend(query, key, value, *caches, metadata, output, scale, coming.stream)
+
+
+register_op(
+    "unified_attention_with_output",
+    unified_attention_with_output,
+    mutates_args=["output"],
+    prepare=_prepare_attention,
+)
 
 
 def unified_attention_with_fp8_output(
@@ -98,7 +126,32 @@ def unified_attention_with_fp8_output(
     static_fp8_quant(output, wide, output_scale)
 
 
-register_op("unified_attention_with_fp8_output", unified_attention_with_fp8_output, mutates_args=["output"])
+def _prepare_fp8_attention(
+    coming: ComingStep,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    scale: float,
+    layer_name: str,
+    output_scale: Tensor,
+) -> Sequence[Callable[[], None]] | None:
+    """:func:`unified_attention_with_fp8_output` for a replay plan; the buffer between is one for all layers."""
+    wide = coming.buffer_like(query)
+    attention = _prepare_attention(coming, query, key, value, wide, scale, layer_name)
+    if attention is None:
+        return None
+    quantise = partial(static_fp8_quant, output, wide, output_scale)
+    quantise.how = "quantisation, arguments bound"  # type: ignore[attr-defined]
+    return (*attention, quantise)
+
+
+register_op(
+    "unified_attention_with_fp8_output",
+    unified_attention_with_fp8_output,
+    mutates_args=["output"],
+    prepare=_prepare_fp8_attention,
+)
 
 
 def attention(
