@@ -121,16 +121,14 @@ class _Capture:
             self._learn_output_dims(plan)
             self._record_all(plan)
             platform.synchronize()
-            recorded = time.perf_counter()
             self._lay_out_plans(plan, uniform_sizes)
-            began_again = time.perf_counter()
             inputs.restore()
             captured.check_weights()
             captured.fix_weights()
             captured.dispatcher.initialize_cudagraph_keys(plan)
             captured.lock.locked = True
             platform.synchronize()
-            captured.seconds = time.perf_counter() - began_again + recorded - started
+            captured.seconds = time.perf_counter() - started - captured.plans.seconds
         captured.peak_allocated_bytes = peak_bytes(platform, pool)
         events.emit(
             events.CaptureFinished(
@@ -181,15 +179,12 @@ class _Capture:
         events.emit(events.Progress("capturing", len(plan), len(plan)))
 
     def _lay_out_plans(self, plan: Plan, uniform_sizes: Sequence[int] | None) -> None:
-        """Each PIECEWISE step as a flat tuple of calls, from the largest on (its scratch memory serves the others)."""
+        """Each PIECEWISE step as a flat tuple of calls."""
         if self.captured.compiled.config.replay_path != "plan":
             return
-        keys = sorted((key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE), reverse=True)
-        apart = self.captured.mode.decode_mode() is not CUDAGraphMode.PIECEWISE
-        with self._naming_what_fitted(
-            plan, len(plan) - 1
-        ):  # batches of decode that are recorded apart never come here
-            self.captured.plans.lay_out(keys, self._metadata_for, () if apart else uniform_sizes)
+        keys = [key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE]
+        with self._naming_what_fitted(plan, len(plan) - 1):
+            self.captured.plans.lay_out(keys, self._metadata_for, uniform_sizes)
 
     @contextmanager
     def _naming_what_fitted(self, plan: Plan, done: int) -> Iterator[None]:

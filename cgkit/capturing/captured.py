@@ -59,7 +59,8 @@ class CapturedGraphs(Shown):
         pieces: the PIECEWISE wrappers in order (empty if that mode is not recorded).
         full: the FULL wrapper around them all, or None.
         clone_outputs: copy outputs out of the graphs' memory (default). False shows the hazard.
-        seconds: what recording took, warm-ups included (clearing the device's caches before it not).
+        seconds: what recording took, warm-ups included (clearing the device's caches before it not, nor
+            laying out the plans: ``plans.seconds``).
         peak_allocated_bytes: the most memory in use at once meanwhile.
     """
 
@@ -119,8 +120,8 @@ class CapturedGraphs(Shown):
     def _planned(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """``usual``, and PIECEWISE steps by their plans: what a step costs on the host is this closure and its calls.
 
-        Everything was decided at capture. What is left is to see that this is the step that was laid out: one key looked
-        up, one tuple compared (:mod:`cgkit.capturing.plan_reader`).
+        Everything was decided at capture. What is left is to see that this is the step that was laid out: one key
+        looked up, one tuple compared (:mod:`cgkit.capturing.plan_reader`).
         """
         current, piecewise, full_mode = forward_context._current, CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL
         plans, find = self.plans, self.plans.ready.get

@@ -1,6 +1,6 @@
 """A plan against the module path: same tensors, same bits, before it serves a step.
 
-Both run on the recording's own dummy inputs, at the addresses of every later step. In between all that the
+Both run on the recording's own dummy inputs, at the addresses of every later step. Before each, all that the
 pieces and operators write is overwritten, so that a call which is missing or writes elsewhere shows.
 """
 
@@ -44,6 +44,7 @@ class _Check:
         self.inputs = [(tensor, tensor.clone()) for tensor in inputs]  # a model may write into them
 
     def run(self, module: Callable[[], Any]) -> None:
+        self.start_over()
         expected = [tensor.clone() for _, tensor in tensor_leaves(module())]
         self.start_over()
         for call in self.plan.calls:
@@ -67,12 +68,16 @@ class _Check:
         expected = [self.written_by(one, (one.plain,)) for one in self.plan.planned]
         self.start_over()
         for one, theirs in zip(self.plan.planned, expected):
-            if not all(map(same_bits, self.written_by(one, one.calls), theirs)):
+            found = self.written_by(one, one.calls)
+            if one.calls != (one.plain,) and not all(map(same_bits, found, theirs)):
                 return (
-                    f"{one.piece}: {one.what} as {one.how} gives other bits than the module path (or it does not give "
-                    "the same bits twice)"
+                    f"{one.piece}: {one.what} as {one.how or 'no call at all'} gives other bits than the operator "
+                    "itself (or it does not give the same bits twice)"
                 )
-        return "the model returns other bits than through the module path, though no call of the plan does"
+        return (
+            "two runs of this step on the same inputs give different bits, so nothing can be compared: an operator draws "
+            "random numbers, keeps a state, or leaves part of its output unwritten"
+        )
 
     def written_by(self, one: PlannedCall, calls: tuple[Callable[[], Any], ...]) -> list[torch.Tensor]:
         for call in calls:

@@ -55,9 +55,34 @@ def step_reader(
         parts += [(f"metadata.{name}", f"metadata.{name}") for name in fixed]
     parts += [(f"{path}.data_ptr()", path) for path in paths]
     if fixed is not None:
-        parts += [(f"{path}.data_ptr()", path) for path, _ in tensor_leaves(metadata, "metadata")]
+        parts += _tables(metadata, scope)
+        in_tables = tuple(f"{path}[" for text, path in parts if text.startswith("tuple("))
+        leaves = [path for path, _ in tensor_leaves(metadata, "metadata")]
+        parts += [(f"{path}.data_ptr()", path) for path in leaves if not path.startswith(in_tables)]
     source = f"lambda args, kwargs, metadata: ({''.join(text + ', ' for text, _ in parts)})"
     return eval(source, scope), tuple(what for _, what in parts)  # our own text
+
+
+def _tables(metadata: Any, scope: dict[str, Any]) -> list[tuple[str, str]]:
+    """Dicts of tensors, or of tuples of them, that the metadata holds (a cache a layer): many tensors at once.
+
+    Whether each entry is the very object of the recording, and where the tensors of these objects lie: half the time of
+    reaching each one by its expression.
+    """
+    parts = []
+    attributes = {path.split("[")[0] for path, _ in tensor_leaves(metadata, "metadata") if "[" in path}
+    for path in sorted(attributes):
+        table = eval(path, {"__builtins__": {}, "metadata": metadata})  # our own text
+        entries = list(table.values()) if type(table) is dict else []
+        tensors = [tensor for entry in entries for tensor in (entry if type(entry) is tuple else (entry,))]
+        if not entries or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            continue
+        number = len(scope)
+        scope |= {"tuple": tuple, "map": map, "id": id, "data_ptr": torch.Tensor.data_ptr}
+        scope |= {f"entries{number}": entries, f"tensors{number}": tensors}  # kept: an id is not given out twice
+        parts.append((f"tuple(map(id, {path}.values()))", path))
+        parts.append((f"tuple(map(data_ptr, tensors{number}))", path))
+    return parts
 
 
 def _other_objects(

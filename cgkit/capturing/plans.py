@@ -70,7 +70,6 @@ class ReplayPlans(Shown):
         self.module_steps: Counter[str] = Counter()
         self.seconds = 0.0
         self.active = False
-        self._scratch: dict[Any, Any] = {}
         marks.register(self)
 
     # --- laying out ------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class ReplayPlans(Shown):
         assert captured.inputs is not None
         args, kwargs = captured.inputs.at(key.num_tokens)
         stream = getattr(captured.platform, "launch_stream", None)
-        coming = ComingStep(metadata, stream() if stream is not None else None, self._scratch)
+        coming = ComingStep(metadata, stream() if stream is not None else None)
         with set_forward_context(metadata, cudagraph_runtime_mode=PIECEWISE, batch_descriptor=key):
             plan = lay_out(captured.compiled, captured.pieces, key, args, kwargs, coming)
             names = None if plan.fixed is None else list(plan.fixed)
@@ -169,7 +168,7 @@ class ReplayPlans(Shown):
         except BUILT_OTHERWISE:
             return "the step's arguments or metadata are built otherwise than at capture"
         closest = max((choice[0] for choice in found.choices), key=lambda known: _agreeing(known, now))
-        return f"{found.places[_agreeing(closest, now)]} differs from what the plan was laid out for"
+        return f"not the step that a plan was laid out for: {found.places[_agreeing(closest, now)]}"
 
     def operator_changed(self) -> None:
         """An operator that a plan has bound was registered again: no plan is taken any more."""
@@ -183,7 +182,23 @@ class ReplayPlans(Shown):
         """Forgets every plan."""
         self.ready.clear()
         self.rows, self.active = [], False
-        self._scratch.clear()
+
+    def replaced(self, call: Callable[[], Any], *stages: str) -> ExitStack:
+        """In the block, ``call`` stands in place of each call of these stages ("replay", "attention", "splitting").
+
+        To measure what the rest costs, with a ``call`` that does nothing. The model's results are then none.
+        """
+        undo = ExitStack()
+        for key, ready in list(self.ready.items()):
+            plans = [row.plan for row in self.rows if row.key == key and row.plan is not None]
+            choices = []
+            for plan, (known, calls, result) in zip(plans, ready.choices):
+                out = {id(each) for one in plan.planned if one.stage in stages for each in one.calls}
+                choices.append(
+                    (known, tuple(call if id(each) in out else each for each in calls), result)
+                )
+            marks.swap_item(self.ready, key, ready._replace(choices=tuple(choices)), undo)
+        return undo
 
     # --- marking ---------------------------------------------------------------------------------
 

@@ -196,8 +196,8 @@ class _Layout:
                 )
         except _RunsAnOperatorError as error:
             raise Refusal(
-                f"{piece.name} calls {_named(target)} between recorded pieces ({error}), which is no operator that can be "
-                "bound to its arguments: make it one with register_op, its result in an out-parameter"
+                f"{piece.name} calls {_named(target)} between recorded pieces ({error}), which is no operator that can "
+                "be bound to its arguments: make it one with register_op, its result in an out-parameter"
             ) from None
         if not any(True for _ in tensor_leaves(made)):
             raise Refusal(f"{piece.name} calls {_named(target)}, which gives no tensor but {made!r}")
@@ -221,7 +221,7 @@ class _Layout:
                 "attention" if "attention" in name else "splitting",
                 piece.name,
                 name,
-                calls or (plain,),
+                (plain,) if calls is None else calls,
                 plain,
                 tuple(_written_tensors(op, args, kwargs)),
                 how,
@@ -232,17 +232,17 @@ class _Layout:
 
     def prepare(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Callable[[], Any], ...], str]:
-        """What the operator's ``prepare`` gives, and what it is in words; () where there is nothing."""
+    ) -> tuple[tuple[Callable[[], Any], ...] | None, str]:
+        """What the operator's ``prepare`` gives (None: nothing), and in words how it is called."""
         registered = registered_op_of(op)
         if registered is None or registered.prepare is None:
-            return (), "bound call"
+            return None, "bound call"
         try:
             made = registered.prepare(self.coming, *args, **kwargs)
         except CgkitError as error:
             raise Refusal(f"{registered.name} cannot be prepared: {error}") from error
         if made is None:
-            return (), "bound call (nothing to prepare)"
+            return None, "bound call (nothing to prepare)"
         self.prepared = True
         calls = (made,) if callable(made) else tuple(made)
         return calls, " + ".join(getattr(call, "how", "prepared call") for call in calls)

@@ -91,8 +91,8 @@ class CachedLaunch:
     ) -> Callable[[], None] | None:
         """A launch of exactly this, to be called without arguments; see :func:`cgkit.torch_hooks.fixed_launch`.
 
-        Launches once, so that the kernel is compiled. The tensors must outlive the callable, which keeps their addresses
-        alone. None where launches go the public way.
+        Launches once, so that the kernel is compiled. The tensors must outlive the callable, which keeps their
+        addresses alone. None where launches go the public way.
         """
         self(grid, tensors, numbers, constants)
         pointers = [tensor.data_ptr() for tensor in tensors]

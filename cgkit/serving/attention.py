@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,8 +93,8 @@ def _prepare_attention(
     if not isinstance(metadata.kv_caches, dict):
         return None  # nobody looks into it whether a cache was made anew
     coming.fixed("decode_only")
-    caches = metadata.kv_caches[layer_name]
-    return prepare_attend(query, key, value, *caches, metadata, output, scale, coming.stream)
+    key_cache, value_cache = metadata.kv_caches[layer_name]
+    return prepare_attend(query, key, value, key_cache, value_cache, metadata, output, scale, coming.stream)
 
 
 register_op(
@@ -126,32 +125,7 @@ def unified_attention_with_fp8_output(
     static_fp8_quant(output, wide, output_scale)
 
 
-def _prepare_fp8_attention(
-    coming: ComingStep,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    scale: float,
-    layer_name: str,
-    output_scale: Tensor,
-) -> Sequence[Callable[[], None]] | None:
-    """:func:`unified_attention_with_fp8_output` for a replay plan; the buffer between is one for all layers."""
-    wide = coming.buffer_like(query)
-    attention = _prepare_attention(coming, query, key, value, wide, scale, layer_name)
-    if attention is None:
-        return None
-    quantise = partial(static_fp8_quant, output, wide, output_scale)
-    quantise.how = "quantisation, arguments bound"  # type: ignore[attr-defined]
-    return (*attention, quantise)
-
-
-register_op(
-    "unified_attention_with_fp8_output",
-    unified_attention_with_fp8_output,
-    mutates_args=["output"],
-    prepare=_prepare_fp8_attention,
-)
+register_op("unified_attention_with_fp8_output", unified_attention_with_fp8_output, mutates_args=["output"])
 
 
 def attention(

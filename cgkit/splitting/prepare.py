@@ -6,8 +6,8 @@ part once, when a replay plan is laid out: ``fn`` gets what the operator will ge
 without arguments in its place.
 
 The article has no such hook: there every call goes through the operator and its forward context (heading
-"切分算子：splitting_ops 与「铰链」", splitting operators). The metadata of a step is refilled in place on a recorded path,
-which is what makes it possible.
+"切分算子：splitting_ops 与「铰链」", splitting operators). The metadata of a step is refilled in place on a recorded
+path, which is what makes it possible.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 #: ``prepare(coming, *args, **kwargs)``: the operator's own arguments behind a :class:`ComingStep`. Returns a
 #: callable without arguments, several to be called in order, or None: nothing can be prepared, call the operator.
@@ -29,15 +27,13 @@ class ComingStep:
 
     Attributes:
         metadata: the ``attn_metadata`` of such a step. Its tensors stay where they are: a plan compares their
-            addresses once a step, and takes no step whose tensors lie elsewhere. What else of it a prepared call depends
-            on must be read through :meth:`fixed`.
+            addresses once a step, and takes no step whose tensors lie elsewhere. What else of it a prepared call
+            depends on must be read through :meth:`fixed`.
         stream: which CUDA stream the plan runs on, kept up to date once a step; None where there is none.
-        buffers: scratch memory that all plans of a model share; see :meth:`buffer_like`.
     """
 
     metadata: Any
     stream: Any = None
-    buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
     #: Names of the metadata's attributes that a prepared call takes for given.
     fixed_names: set[str] = field(default_factory=set)
 
@@ -45,14 +41,3 @@ class ComingStep:
         """``metadata.<name>``, a number or a flag: steps in which it differs do not take this plan."""
         self.fixed_names.add(name)
         return getattr(self.metadata, name)
-
-    def buffer_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Contiguous memory shaped like ``tensor``, for what a prepared call writes and reads itself.
-
-        Calls of a plan follow one another on one stream, and plans too, so all of them may use the same memory.
-        """
-        dtype = dtype or tensor.dtype
-        key = (dtype, tensor.device)
-        if key not in self.buffers or self.buffers[key].numel() < tensor.numel():
-            self.buffers[key] = torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
-        return self.buffers[key][: tensor.numel()].view(tensor.shape)

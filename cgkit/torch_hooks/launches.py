@@ -54,12 +54,12 @@ def fixed_launch(
 ) -> Callable[[], None] | None:
     """A callable without arguments that launches ``compiled_kernel`` so; None where no way is known.
 
-    ``pointers`` (64 bits), then ``numbers`` (32 bits, not specialised on), then ``constants`` are the kernel's parameters
-    in order. The callable's ``how`` says which way it is: the driver's ``cuLaunchKernel``, or the kernel's own ``run``
-    and why not the driver's. Launch hooks of Triton's profiler do not fire.
+    ``pointers`` (64 bits), then ``numbers`` (32 bits, not specialised on), then ``constants`` are the kernel's
+    parameters in order. The callable's ``how`` says which way it is: the driver's ``cuLaunchKernel``, or the
+    kernel's own ``run`` and why not the driver's. Launch hooks of Triton's profiler do not fire.
 
-    Run on Triton 3.9 with torch 2.13 (CPU, stand-ins); written for Triton 3.6 with torch 2.11 (CUDA), other versions give
-    None.
+    Run on torch 2.13 (CPU, with stand-ins for driver and kernel). Written for Triton 3.6 with torch 2.11 (CUDA); other
+    versions of Triton give None.
     """
     run = triton_direct_launch(compiled_kernel)
     if run is None:
@@ -87,8 +87,8 @@ class _Results(dict):  # type: ignore[type-arg]
 
     def __missing__(self, result: int) -> None:
         raise ReplayError(
-            f"the CUDA driver refused a prepared launch with error {result}; the device is in an undefined state: start "
-            "the process again, and use replay_path='module' to see which operator it is"
+            f"the CUDA driver refused a prepared launch with error {result}; the device is in an undefined state: "
+            "start the process again, and use replay_path='module' to see which operator it is"
         )
 
 
