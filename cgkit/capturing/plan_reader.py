@@ -79,7 +79,10 @@ def _tables(metadata: Any, scope: dict[str, Any]) -> list[tuple[str, str]]:
             continue
         number = len(scope)
         scope |= {"tuple": tuple, "map": map, "id": id, "data_ptr": torch.Tensor.data_ptr}
-        scope |= {f"entries{number}": entries, f"tensors{number}": tensors}  # kept: an id is not given out twice
+        scope |= {
+            f"entries{number}": entries,
+            f"tensors{number}": tensors,
+        }  # kept: an id is not given out twice
         parts.append((f"tuple(map(id, {path}.values()))", path))
         parts.append((f"tuple(map(data_ptr, tensors{number}))", path))
     return parts

@@ -194,9 +194,7 @@ class ReplayPlans(Shown):
             choices = []
             for plan, (known, calls, result) in zip(plans, ready.choices):
                 out = {id(each) for one in plan.planned if one.stage in stages for each in one.calls}
-                choices.append(
-                    (known, tuple(call if id(each) in out else each for each in calls), result)
-                )
+                choices.append((known, tuple(call if id(each) in out else each for each in calls), result))
             marks.swap_item(self.ready, key, ready._replace(choices=tuple(choices)), undo)
         return undo
 

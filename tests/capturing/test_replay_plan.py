@@ -190,9 +190,7 @@ def test_a_key_that_was_never_captured_and_an_input_that_moved(device):
 
 def test_another_shape_at_the_same_address_is_no_step_of_the_plan(device):
     buffer = torch.randn(4, 8, device=device)
-    captured = capture(
-        toy(device, cudagraph_copy_inputs=False), [2, 4], make_inputs=lambda n: (buffer[:n],)
-    )
+    captured = capture(toy(device, cudagraph_copy_inputs=False), [2, 4], make_inputs=lambda n: (buffer[:n],))
     with step(4):
         captured.run(buffer[:2])
     assert captured.plans.module_steps == {f"{OTHER} the arguments": 1}
