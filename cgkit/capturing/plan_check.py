@@ -13,6 +13,7 @@ import torch
 
 from cgkit.capturing.platform import GraphPlatform
 from cgkit.capturing.replay_plan import PlannedCall, Refusal, ReplayPlan
+from cgkit.errors import CgkitError
 from cgkit.tensor_trees import tensor_leaves
 
 
@@ -45,7 +46,10 @@ class _Check:
 
     def run(self, module: Callable[[], Any]) -> None:
         self.start_over()
-        expected = [tensor.clone() for _, tensor in tensor_leaves(module())]
+        try:
+            expected = [tensor.clone() for _, tensor in tensor_leaves(module())]
+        except CgkitError as error:
+            raise Refusal(f"the module path cannot serve this step either: {error}") from error
         self.start_over()
         for call in self.plan.calls:
             call()

@@ -133,7 +133,10 @@ class ReplayPlans(Shown):
             plan = lay_out(captured.compiled, captured.pieces, key, args, kwargs, coming)
             names = None if plan.fixed is None else list(plan.fixed)
             paths = captured.inputs.paths
-            read, places = step_reader(args, kwargs, metadata, paths, names, captured.check_arguments)
+            traced = captured.compiled.split.traced
+            read, places = step_reader(
+                args, kwargs, metadata, paths, names, captured.check_arguments, traced and traced.other_mode
+            )
             now = read(args, kwargs, metadata)
             others = self.ready.get(key)
             if others is not None:
