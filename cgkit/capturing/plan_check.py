@@ -103,4 +103,7 @@ def poison(tensor: torch.Tensor) -> None:
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.size(dim) > 1:  # expanded: its elements are one place in memory
             tensor = tensor.narrow(dim, 0, 1)
-    tensor.fill_(torch.nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        tensor.view(torch.uint8).fill_(0x7F)  # NaN in every FP8 that has one
+    else:
+        tensor.fill_(torch.nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)

@@ -87,7 +87,7 @@ def bench_launch(rounds: int = 200) -> dict[str, float]:
         "direct": lambda: launch(grid, tensors, numbers, constants),
         "attend": lambda: attend(*arguments),
     }
-    prepared = prepare_attend(*arguments, stream=LaunchStream(torch.cuda.current_device()))
+    prepared = prepare_attend(*(*arguments, LaunchStream(torch.cuda.current_device())))
     if prepared is not None:
         (rows["prepared"],) = prepared
     for call in rows.values():
