@@ -18,6 +18,7 @@ from cgkit.capturing.dispatcher import Route as Route
 from cgkit.capturing.modes import ModeResolution as ModeResolution
 from cgkit.capturing.modes import resolutions_frame as resolutions_frame
 from cgkit.capturing.modes import resolve_cudagraph_mode as resolve_cudagraph_mode
+from cgkit.capturing.plans import ReplayPlans as ReplayPlans
 from cgkit.capturing.platform import GraphPlatform as GraphPlatform
 from cgkit.capturing.platform import RecordedGraph as RecordedGraph
 from cgkit.capturing.platform import get_platform as get_platform

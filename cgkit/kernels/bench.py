@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cgkit.errors import CgkitError
+from cgkit.torch_hooks import LaunchStream
 
 
 def decode_arguments(
@@ -80,9 +81,11 @@ class Spy:
 
 def bench_launch(rounds: int = 200) -> dict[str, float]:
     """Host microseconds (medians, rows interleaved) of the decode kernel's launch: ``plain`` through
-    ``kernel[grid](...)``, ``direct`` through CachedLaunch, ``attend`` with all that comes before it."""
+    ``kernel[grid](...)``, ``direct`` through CachedLaunch, ``attend`` with all that comes before it, ``prepared`` as a
+    replay plan launches it (``cuLaunchKernel`` where that is known, see ``how`` of the callable)."""
     from cgkit.kernels import attend, triton_decode
     from cgkit.kernels.launch import CachedLaunch
+    from cgkit.kernels.paged_attention import prepare_attend
 
     arguments = decode_arguments(1, 32, 8, 64, 256)
     cached, spy = triton_decode._launch, Spy()
@@ -100,6 +103,9 @@ def bench_launch(rounds: int = 200) -> dict[str, float]:
         "direct": lambda: launch(grid, tensors, numbers, constants),
         "attend": lambda: attend(*arguments),
     }
+    prepared = prepare_attend(*(*arguments, LaunchStream(torch.cuda.current_device())))
+    if prepared is not None:
+        (rows["prepared"],) = prepared
     for call in rows.values():
         call()
         call()

@@ -164,12 +164,14 @@ class Executor:
                 self.compiled,
                 sizes,
                 mode=mode,
-                make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+                make_inputs=lambda size: inputs.front(size, keep=True),
                 context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
                 uniform_sizes=[size for size in sizes if size <= inputs.max_reqs],
                 largest_first=largest_first,
                 platform=platform,
             )
+        for reason, count in captured.plans.refused.items():
+            logger.warning("%d steps have no replay plan and take the module path: %s", count, reason)
         logger.info(
             "capturing finished in %.1f s: %d %s graphs of %d sizes, %.1f MiB reserved, peak %.1f MiB",
             time.perf_counter() - started,
