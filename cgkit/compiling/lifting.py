@@ -115,11 +115,11 @@ def _take_names(node: fx.Node, op: RegisteredOp, placeholder: Callable[[str], fx
         else:
             args[index] = placeholder(value)
     if len(lifted) == len(op.lookup_args):
-        node.target = _sibling(op)
+        node.target = sibling_of(op)
         node.args, node.kwargs = tuple(args), kwargs
 
 
-def _sibling(op: RegisteredOp) -> Any:
+def sibling_of(op: RegisteredOp) -> Any:
     """The operator that takes numbers where ``op`` takes names; made when it is first needed.
 
     A fake run must not ask which number it is (that would fix it to one): it takes the first name there is,

@@ -34,6 +34,7 @@ from cgkit.torch_hooks.dynamo import (
     traced_code,
     tracing_context,
 )
+from cgkit.torch_hooks.dynamo_state import MODULE_DICTS, fake_implementation, operator_schema, trace_state
 from cgkit.torch_hooks.fakes import (
     data_dependence_errors,
     fake_mode_of,
@@ -119,6 +120,10 @@ from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
+    "trace_state",
+    "operator_schema",
+    "fake_implementation",
+    "MODULE_DICTS",
     "COMPILED_FN_PREFIX",
     "INDUCTOR_PATCHES",
     "RUN_ON",
