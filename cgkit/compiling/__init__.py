@@ -18,4 +18,3 @@ from cgkit.compiling.piecewise_backend import ConcreteSizeEntry as ConcreteSizeE
 from cgkit.compiling.piecewise_backend import PiecewiseBackend as PiecewiseBackend
 from cgkit.compiling.piecewise_backend import RangeEntry as RangeEntry
 from cgkit.compiling.warm import compile_model as compile_model
-from cgkit.compiling.warm import trace_misses as trace_misses

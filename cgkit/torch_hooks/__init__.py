@@ -120,12 +120,9 @@ from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
-    "trace_state",
-    "operator_schema",
-    "fake_implementation",
-    "MODULE_DICTS",
     "COMPILED_FN_PREFIX",
     "INDUCTOR_PATCHES",
+    "MODULE_DICTS",
     "RUN_ON",
     "AlwaysHitShapeEnv",
     "HigherOrderOperator",
@@ -158,6 +155,7 @@ __all__ = [
     "dynamo_side_effects",
     "end_failed_capture",
     "fake_example",
+    "fake_implementation",
     "fake_mode_of",
     "fake_tensor_mode",
     "find_cpp_compiler",
@@ -189,6 +187,7 @@ __all__ = [
     "new_fake_mode",
     "number_of_returns",
     "operator_of",
+    "operator_schema",
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
@@ -215,6 +214,7 @@ __all__ = [
     "substitute_symbols",
     "symbol_facts",
     "symbolic_expression",
+    "trace_state",
     "traced_code",
     "tracing_context",
     "triton_direct_launch",

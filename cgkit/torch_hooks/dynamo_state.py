@@ -7,11 +7,16 @@ from typing import Any
 import torch
 
 #: The dictionaries that every ``nn.Module`` has. Run on torch 2.13 (CPU).
-MODULE_DICTS = frozenset(
-    name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict)
-)
+MODULE_DICTS = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
 
-_CONFIG_SAYS_NOTHING = ("debug_dir_root", "log_", "verbose", "cache_size_limit", "recompile_limit", "base_dir")
+_CONFIG_SAYS_NOTHING = (
+    "debug_dir_root",
+    "log_",
+    "verbose",
+    "cache_size_limit",
+    "recompile_limit",
+    "base_dir",
+)
 
 
 def trace_state() -> dict[str, Any]:

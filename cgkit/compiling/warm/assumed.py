@@ -115,7 +115,9 @@ class Reads:
         known = set(before.facts)
         for module, names in sorted(self.names.items()):
             if module not in sys.modules:
-                raise UndescribableError(f"the module {module}, of which it traced functions, is not imported")
+                raise UndescribableError(
+                    f"the module {module}, of which it traced functions, is not imported"
+                )
             _add_names(before, f"global {module}", sys.modules[module], set(names), set())
         for name in self.operators:
             _add_operator(before, name)
@@ -125,7 +127,9 @@ class Reads:
         return {name: text for name, text in before.facts.items() if name not in known}
 
 
-def reads_of(call: Call, before: Describer, codes: Iterable[types.CodeType], graph: Any, guards: Any) -> Reads:
+def reads_of(
+    call: Call, before: Describer, codes: Iterable[types.CodeType], graph: Any, guards: Any
+) -> Reads:
     """Where a trace that was just made looked.
 
     Args:
@@ -141,7 +145,9 @@ def reads_of(call: Call, before: Describer, codes: Iterable[types.CodeType], gra
     kept = [guard for guard in guards if guard[0] and isinstance(guard[2], str | int | None)]
     kept = [guard for guard in kept if _tells(guard, f"L['{call.self_name}']")]
     return Reads(
-        names=_names_by_module(call, list(codes)), operators=_operators(graph), guards=list(dict.fromkeys(kept))
+        names=_names_by_module(call, list(codes)),
+        operators=_operators(graph),
+        guards=list(dict.fromkeys(kept)),
     )
 
 
@@ -167,7 +173,9 @@ def _names_by_module(call: Call, codes: list[types.CodeType]) -> dict[str, list[
     todo = [(code, functions.get(key, [])) for key, code in ours.items() if key not in inner]
     for code, found in [*todo, *([(own.__code__, [own])] if own is not None else [])]:
         if not found:
-            raise UndescribableError(f"the function {code.co_name} at {code.co_filename}:{code.co_firstlineno} is gone")
+            raise UndescribableError(
+                f"the function {code.co_name} at {code.co_filename}:{code.co_firstlineno} is gone"
+            )
         for function in found:
             module = function.__globals__.get("__name__", "")
             if "_wrapped_forward" in function.__globals__:  # the stand-in of tracing.wrapper
@@ -222,7 +230,9 @@ def _add_operator(found: Describer, name: str) -> None:
         raise UndescribableError(f"the operator {name} is not registered")
     overloads = [torch_hooks.operator_schema(getattr(packet, each)) for each in packet.overloads()]
     ours = registered_ops().get(name)
-    found.add(f"operator {name}", (*sorted(overloads), ours is not None and (ours.lookup_args, ours.dispatch_key)))
+    found.add(
+        f"operator {name}", (*sorted(overloads), ours is not None and (ours.lookup_args, ours.dispatch_key))
+    )
     found.add(f"operator {name} fake", torch_hooks.fake_implementation(name), 6)
 
 
@@ -255,7 +265,7 @@ def _add_guard(found: Describer, guard: Guard, scope: dict[str, Any]) -> None:
         found.facts[f"{name} length"] = str(len(value)) if hasattr(value, "__len__") else "none"
     elif kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS"):
         found.facts[f"{name} has {key!r}"] = str(key in value)
-    elif isinstance(value, _CONSTANTS) or isinstance(value, types.FunctionType | type | types.ModuleType):
+    elif isinstance(value, (_CONSTANTS, types.FunctionType | type | types.ModuleType)):
         found.add(name, value, 6)
     else:
         found.facts[name] = f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -15,7 +15,7 @@ import hashlib
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -155,7 +155,9 @@ class Describer:
             if isinstance(value, dict) and key in torch_hooks.MODULE_DICTS:
                 own = key in ("_parameters", "_buffers", "_modules")
                 for inner, item in value.items():  # those that are empty, as hooks mostly are, say nothing
-                    self.add(f"{name}.{inner}" if own else f"{name}.{key}[{inner!r}]", item, depth * (not own) + 1)
+                    self.add(
+                        f"{name}.{inner}" if own else f"{name}.{key}[{inner!r}]", item, depth * (not own) + 1
+                    )
                 if own and value:
                     self.facts[f"{name}.{key}"] = " ".join(map(str, value))
             elif isinstance(value, _PLAIN) and type(value) in _PLAIN:  # most of them: the short way
@@ -168,7 +170,11 @@ class Describer:
         self.devices.add(tensor.device)
         parts = [_name_of(type(tensor)), str(tensor.dtype), str(tensor.device), str(tuple(tensor.shape))]
         if tensor.layout is torch.strided:
-            parts += [f"strides {tensor.stride()}", f"offset {tensor.storage_offset()}", self._storage(tensor)]
+            parts += [
+                f"strides {tensor.stride()}",
+                f"offset {tensor.storage_offset()}",
+                self._storage(tensor),
+            ]
         else:
             parts.append(str(tensor.layout))
         flags = {"grad": tensor.requires_grad, "conj": tensor.is_conj(), "neg": tensor.is_neg()}
@@ -216,7 +222,9 @@ class Describer:
             return f"{_name_of(type(value))} around"
         if (known := torch_hooks.operator_of(value)) is not None:
             return f"operator {known[0]} {known[1] or ''}"
-        if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        if isinstance(
+            value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+        ):
             return f"builtin {_name_of(value)}"
         return None
 
@@ -226,7 +234,9 @@ class Describer:
             return known  # the version of torch stands for it
         for index, cell in enumerate(function.__closure__ or ()):
             try:
-                self.add(f"{name} closure {function.__code__.co_freevars[index]}", cell.cell_contents, depth + 1)
+                self.add(
+                    f"{name} closure {function.__code__.co_freevars[index]}", cell.cell_contents, depth + 1
+                )
             except ValueError:
                 self.facts[f"{name} closure {function.__code__.co_freevars[index]}"] = "empty"
         for part in ("__defaults__", "__kwdefaults__"):
@@ -279,7 +289,9 @@ def _is_known(cls: type) -> bool:
 
 def _name_of(value: Any) -> str:
     module = getattr(value, "__module__", None) or ""
-    return f"{module}.{getattr(value, '__qualname__', getattr(value, '__name__', '?'))}".removeprefix("builtins.")
+    return f"{module}.{getattr(value, '__qualname__', getattr(value, '__name__', '?'))}".removeprefix(
+        "builtins."
+    )
 
 
 def _shortened(text: str) -> str:
@@ -296,16 +308,3 @@ def _numpy_text(value: Any) -> str:
         return ""
     content = hashlib.sha256(value.tobytes()).hexdigest()[:24] if value.dtype != object else "opaque"
     return f"{_name_of(type(value))} {value.dtype} {value.shape} {content}"
-
-
-def differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
-    """(name, in ``a``, in ``b``) of every fact in which two descriptions differ; None where it is absent."""
-    for name in {**a, **b}:
-        if a.get(name) != b.get(name):
-            yield name, a.get(name), b.get(name)
-
-
-def said(difference: tuple[str, str | None, str | None]) -> str:
-    """One difference as half a sentence."""
-    name, was, now = difference
-    return f"{name} was {was or '(absent)'} and is {now or '(absent)'}"

@@ -62,7 +62,9 @@ def encode(compiled: CompiledGraph, guards: Sequence[Any]) -> bytes:
     try:
         return marshal.dumps(content)
     except ValueError as error:
-        raise UndescribableError(f"Dynamo's bytecode holds an object that cannot be written ({error})") from None
+        raise UndescribableError(
+            f"Dynamo's bytecode holds an object that cannot be written ({error})"
+        ) from None
 
 
 def _trace(traced: TracedGraph, recorded: bool) -> dict[str, Any]:
@@ -79,7 +81,8 @@ def _trace(traced: TracedGraph, recorded: bool) -> dict[str, Any]:
         "dropped_guards": traced.dropped_guards,
         "enlarged": traced.enlarged,
         "side_effects": [
-            (e.target, e.attribute, _plain(e.key), e.how, e.holds_tensor, e.stacks) for e in traced.side_effects
+            (e.target, e.attribute, _plain(e.key), e.how, e.holds_tensor, e.stacks)
+            for e in traced.side_effects
         ],
         "num_outputs": traced.num_outputs,
         "num_nodes": len(traced.graph_module.graph.nodes),
@@ -118,7 +121,9 @@ def _globals(traced: TracedGraph) -> dict[str, str | None]:
         elif value is vars(builtins):
             found[name] = None
         elif name not in used and name != "_wrapped_forward":
-            raise UndescribableError(f"Dynamo's bytecode reads {name}, a {type(value).__name__} that Dynamo made")
+            raise UndescribableError(
+                f"Dynamo's bytecode reads {name}, a {type(value).__name__} that Dynamo made"
+            )
     return found
 
 
@@ -207,15 +212,18 @@ def loaded_trace(
     """
     arguments, wrapper = example
     inputs = [
-        GraphInput(*entry[:4], tuple(entry[4]), tuple(entry[5]), _dtype(entry[6]), _device(entry[7]))
-        for entry in content["inputs"]
+        GraphInput(index, name, kind, source, tuple(dims), tuple(shape), _dtype(dtype), _device(device))
+        for index, name, kind, source, dims, shape, dtype, device in content["inputs"]
     ]
     code = content["code"].replace(co_filename=wrapper.original_code_object.co_filename)
     wrapper.compiled_codes.append(code)
     wrapper.foreign_globals = {name: _module(module) for name, module in content["globals"].items()}
     guards = [tuple(guard) for guard in content["guards"]]
     arguments.expect(assumptions(arguments.signature, arguments.values, inputs, guards))
-    effects = [torch_hooks.SideEffect(*effect[:5], effect[5]) for effect in content["side_effects"]]
+    effects = [
+        torch_hooks.SideEffect(target, attribute, key, how, holds, stacks)
+        for target, attribute, key, how, holds, stacks in content["side_effects"]
+    ]
     return LoadedTrace(
         model_name=content["model_name"],
         inputs=inputs,
@@ -311,5 +319,3 @@ def _dtype(text: str) -> torch.dtype | None:
 
 def _device(text: str) -> torch.device | None:
     return torch.device(text) if text else None
-
-

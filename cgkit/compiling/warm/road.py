@@ -3,7 +3,7 @@
 A compile cache saves the compiler's time, and leaves a second process to trace the model again: half of its
 start, for want of nothing but the list of files that Dynamo inlined. Here that list, and all else that a
 trace depends on, is kept with what the trace gave. Nothing is taken for granted: whatever cannot be described,
-or is not what it was, has the model traced, and the reason is said (``traced.origin``, the log, :func:`why_traced`).
+or is not what it was, has the model traced, and the reason is said (``traced.origin``, the log, :func:`cgkit.why_miss`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from cgkit import events
 from cgkit.compiling.adaptors import CompilerInterface, make_adaptor
 from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache import folder as places
+from cgkit.compiling.cache import traces as store
 from cgkit.compiling.compiled_graph import CompiledGraph, compile_pieces
 from cgkit.compiling.plan import PlanError
-from cgkit.compiling.warm import entry, store
+from cgkit.compiling.warm import entry
 from cgkit.compiling.warm.assumed import Call, Reads, facts_before, reads_of
-from cgkit.compiling.warm.describe import Describer, UndescribableError, differences, said
+from cgkit.compiling.warm.describe import Describer, UndescribableError
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.forward_context import current_forward_context, set_forward_context
 from cgkit.splitting import split_graph
@@ -104,15 +105,6 @@ def _in_this_context(traced: Callable[[], TracedGraph]) -> Callable[[], TracedGr
     return again
 
 
-#: Why the model of that class was traced in this process: the facts that differ from the nearest entry.
-_misses: dict[str, list[tuple[str, str | None, str | None]]] = {}
-
-
-def trace_misses() -> dict[str, list[tuple[str, str | None, str | None]]]:
-    """By class, in what the last model that was traced differs from the nearest stored one."""
-    return dict(_misses)
-
-
 class _Start:
     """One model's way through the cache: described, looked up, and stored if it had to be traced."""
 
@@ -171,7 +163,9 @@ class _Start:
         self.name = store.file_name(self.model, self.facts)
         self.ready = True
 
-    def _adaptor(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompilerInterface:
+    def _adaptor(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CompilerInterface:
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [value for value in self.arguments.values.values() if isinstance(value, torch.Tensor)]
         with warnings.catch_warnings():  # said by the compile stage, if it comes to it
@@ -205,7 +199,7 @@ class _Start:
             return None
         reads = Reads(**stored.about["reads"])
         now = reads.facts(self.call, self.before.fork())
-        if different := list(differences(stored.about["after"], now)):
+        if different := store.differences(stored.about["after"], now):
             self._miss(different)
             return None
         key = self._key(stored, texts)
@@ -239,17 +233,19 @@ class _Start:
             key = cache_key(self.config, (), devices, self.adaptor.settings(None))
         return replace(key, code=dict(stored.about["code"]), sources=dict(texts))
 
-    def _miss(self, different: Sequence[tuple[str, str | None, str | None]]) -> None:
-        _misses[self.model] = list(different)
+    def _miss(self, different: Sequence[store.FactDifference]) -> None:
+        store.note_miss(self.model, different)
         more = f", and {len(different) - 1} more" if len(different) > 1 else ""
-        self._say(f"traced: {said(different[0])}{more}" if different else "traced: nothing is stored for it")
+        self._say(
+            f"traced: {store.said(different[0])}{more}" if different else "traced: nothing is stored for it"
+        )
 
     def _explain_miss(self) -> None:
         """Names the entry of this class that is nearest, and what is other there."""
         found = []
         for path in store.entries_of(self.model)[:8]:
             with contextlib.suppress(ValueError, OSError):
-                found.append(list(differences(store.read(path).about["before"], self.facts)))
+                found.append(store.differences(store.read(path).about["before"], self.facts))
         self._miss(min(found, key=len) if found else [])
 
     # --- storing ---

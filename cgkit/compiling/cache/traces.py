@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ from cgkit.compiling.cache import folder as places
 from cgkit.compiling.cache.store import read_packed, write_packed
 
 MAGIC = b"cgkit trace 1\n"
+#: A fact's name, what it was when the trace was stored, and what it is; None where it is absent.
+FactDifference = tuple[str, str | None, str | None]
+
+#: By class, why the last model of it was traced in this process.
+_misses: dict[str, list[FactDifference]] = {}
 
 
 @dataclass(frozen=True)
@@ -129,3 +134,51 @@ def changed_files(code: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
         if hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() != digest:
             changed.append(name)
     return paths, texts, changed
+
+
+# --- why -------------------------------------------------------------------------------------
+
+
+def differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[FactDifference]:
+    """Every fact in which two descriptions differ."""
+    return [(name, a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def said(difference: FactDifference) -> str:
+    """One difference as half a sentence."""
+    name, was, now = difference
+    return f"{name} was {was or '(absent)'} and is {now or '(absent)'}"
+
+
+def note_miss(model: str, different: Sequence[FactDifference]) -> None:
+    """Keeps why a model of this class was traced: nothing is different where nothing was stored."""
+    _misses[model] = list(different)
+
+
+def trace_misses() -> dict[str, list[FactDifference]]:
+    """By class, in what the last model that was traced in this process differs from the nearest stored one."""
+    return dict(_misses)
+
+
+def differences_of(a: Path, b: Path) -> list[FactDifference]:
+    """In what the stored traces in two keys' folders differ: those of each class that are nearest."""
+    ours, theirs = _by_model(a), _by_model(b)
+    found: list[FactDifference] = []
+    for model in ours.keys() & theirs.keys():
+        pairs = [differences(one, other) for one in ours[model] for other in theirs[model]]
+        found += min(pairs, key=lambda different: len(different))
+    return found
+
+
+def models_in(folder: Path) -> list[str]:
+    """The classes of the stored traces in a key's folder."""
+    return sorted(_by_model(folder))
+
+
+def _by_model(folder: Path) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for path in entries_in(folder)[:8]:
+        with contextlib.suppress(ValueError, OSError):
+            about = read(path).about
+            found.setdefault(about["model"], []).append({**about["before"], **about["after"]})
+    return found
