@@ -122,7 +122,7 @@ def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     cache = commands.add_parser(
         "cache",
         help="look into the compile cache, or make one file of it",
-        description="Compiled pieces and traces by key, in $CGKIT_CACHE_DIR: the next process traces and compiles nothing.",
+        description="Compiled pieces and traces, in $CGKIT_CACHE_DIR: the next process traces and compiles nothing.",
     )
     verbs = cache.add_subparsers(title="what to do", required=True, metavar="VERB")
     for verb, what, arguments in (

@@ -3,8 +3,8 @@
 Three numbers a model: the whole start (from import to the first answer of the compiled model), the first call
 alone (without torch's import and the weights), and the compile stage alone, each cold (empty cache) and warm (what
 the cold one left behind). A warm start traces nothing and compiles nothing; it imports torch, and Inductor to load
-what Inductor made, which no cache of ours saves: ``import_share`` says how much of each start that is. Implements what the
-article's "影响编译产物的所有因子都要进 hash" (every factor belongs into the hash) buys.
+what Inductor made, which no cache of ours saves: ``import_share`` says how much of each start that is. Implements
+what the article's "影响编译产物的所有因子都要进 hash" (every factor belongs into the hash) buys.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _NOT_OF_CLASS = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__slots__"),
     *("__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__parameters__"),
     *("__orig_bases__", "__match_args__", "__dataclass_fields__", "__dataclass_params__", "__annotate__"),
-    *("__annotate_func__", "__annotations_cache__", "__hash__"),
+    *("__annotate_func__", "__annotations_cache__", "__hash__", "__slotnames__"),
 }
 #: Kept by :mod:`cgkit.pipeline` on a model and its class: what was compiled, not what is traced.
 _OURS = "_cgkit_"

@@ -3,7 +3,8 @@
 A compile cache saves the compiler's time, and leaves a second process to trace the model again: half of its
 start, for want of nothing but the list of files that Dynamo inlined. Here that list, and all else that a
 trace depends on, is kept with what the trace gave. Nothing is taken for granted: whatever cannot be described,
-or is not what it was, has the model traced, and the reason is said (``traced.origin``, the log, :func:`cgkit.why_miss`).
+or is not what it was, has the model traced, and the reason is said (``traced.origin``, the log,
+:func:`cgkit.why_miss`).
 """
 
 from __future__ import annotations

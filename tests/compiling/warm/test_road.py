@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -10,10 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import cgkit
 from cgkit import CompilationConfig, compilation_counter, compiled_model, explain, why_miss
 from cgkit.compiling import compile_model, compiled_graph
 from cgkit.compiling.cache import entries, explain_cache, pack, trace_misses, traces, unpack
 from cgkit.compiling.warm import road
+from cgkit.errors import TraceError
+from cgkit.measuring.expected_counters import counters_table
 from cgkit.tracing.loaded import LoadedTrace
 from tests.compiling.warm import models
 
@@ -139,7 +141,9 @@ def test_a_changed_model_is_traced_again(change):
         assert not checked(models.Base())
     assert not checked(changed, x), change
     assert trace_misses()[f"{models.Base.__module__}.Base"]
-    assert checked(copy.deepcopy(changed), x) or change == "a hook"  # its function is another one each time
+    again = models.Base()
+    CHANGES[change](again)
+    assert checked(again, x), trace_misses()
     assert checked(models.Base(tied=change == "equal weights that are not tied"))  # both lie side by side
 
 
@@ -149,32 +153,34 @@ def test_classes_and_configurations_do_not_share():
     assert checked(models.Subclass()) and checked(models.Base())
     other = CompilationConfig(splitting_ops=[], cudagraph_mode="NONE")
     assert not checked(models.Base(), config=other)
-    assert not checked(models.Base(), dynamic_arg_dims={"x": [0, 1]}) if False else True
 
 
 def test_a_changed_global_a_helper_and_a_class_are_misses(monkeypatch):
     assert not checked(models.Base())
-    monkeypatch.setattr(models, "SCALE", 3.0)
-    assert not checked(models.Base())
-    ((name, was, now),) = [
-        each for each in trace_misses()[f"{models.Base.__module__}.Base"] if "SCALE" in each[0]
-    ]
-    assert (was, now) == ("float 2.0", "float 3.0")
-    monkeypatch.undo()
-    monkeypatch.setattr(models, "helper", lambda x: x + 7)
-    assert not checked(models.Base())
-    monkeypatch.undo()
-    monkeypatch.setattr(models.Base, "bias", 4.0)
-    assert not checked(models.Base())
-    monkeypatch.setattr(models.Base, "middle", lambda self, x: torch.cos(x))
-    assert not checked(models.Base())
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "SCALE", 3.0)
+        assert not checked(models.Base())
+        missed = [each[1:] for each in trace_misses()[f"{models.Base.__module__}.Base"] if "SCALE" in each[0]]
+        assert missed and set(missed) == {("float 2.0", "float 3.0")}
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "helper", lambda x: x + 7)
+        assert not checked(models.Base())
+    with monkeypatch.context() as patch:
+        patch.setattr(models.Base, "bias", 4.0)
+        assert not checked(models.Base())
+        patch.setattr(models.Base, "middle", lambda self, x: torch.cos(x))
+        assert not checked(models.Base())
+    assert not checked(
+        models.Base()
+    )  # the last trace has the place of the first: one entry a code and a name
+    assert checked(models.Base())
 
 
 def test_torchs_state_counts(monkeypatch):
     assert not checked(models.Base())
-    monkeypatch.setattr(torch, "__version__", "9.9.9")
-    assert not checked(models.Base())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.9")
+        assert not checked(models.Base())
     torch.set_default_dtype(torch.float64)
     try:
         assert not isinstance(start(models.Base()).split.traced, LoadedTrace)
@@ -182,12 +188,10 @@ def test_torchs_state_counts(monkeypatch):
         torch.set_default_dtype(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert not isinstance(start(models.Base()).split.traced, LoadedTrace)
-    assert checked(models.Base())
+    assert checked(models.Base()), trace_misses()
 
 
 def test_an_operator_of_another_kind_is_a_miss():
-    import cgkit
-
     assert not checked(models.Base())
 
     def cut(x: torch.Tensor, out: torch.Tensor, by: float = 1.0) -> None:
@@ -207,11 +211,9 @@ def test_the_mode_and_what_forward_writes():
         compiled(X)
     assert model.factor == 3.0  # the side effect is in the bytecode
     model.train()
-    from cgkit.errors import TraceError
-
     with pytest.raises(TraceError, match=r"train\(\)"):
         compiled(X)
-    with pytest.raises(TraceError, match="does not fit|None"):
+    with pytest.raises(TraceError, match=r"does not fit|None"):
         compiled(None)
 
 
@@ -248,12 +250,11 @@ def test_without_its_pieces_a_trace_is_worth_nothing(quick):
     assert not checked(models.Base())
     next(quick.rglob("piece_*.bin")).unlink()
     assert not checked(models.Base())
-    assert "not in the compile cache" in start(models.Base(layers=3)).split.traced.origin or True
     assert checked(models.Base())
 
 
 def test_what_cannot_be_described_is_not_stored():
-    space = {"__name__": "nowhere", "torch": torch, "models": models}
+    space = {"__name__": __name__, "torch": torch, "models": models}
     exec("def forward(self, x: torch.Tensor):\n    return models.Base.forward(self, x) * 2\n", space)
     cls = type("Made", (models.Base,), {"forward": space["forward"], "__module__": __name__})
     compiled = start(cls())
@@ -283,8 +284,7 @@ def test_what_is_shown_is_made_when_it_is_looked_at():
     assert [(p.name, p.kind, p.ops) for p in split.pieces] == [
         (p.name, p.kind, p.ops) for p in reference.split.pieces
     ]
-    assert "trace cache: loaded" in repr(explain(loaded)) and loaded.cache_key == reference.cache_key
-    assert not traced.is_remade
+    assert loaded.cache_key == reference.cache_key and not traced.is_remade
     with compilation_counter.expect(num_graphs_seen=1, num_piecewise_graphs_seen=0):
         frame = split.to_frame()
     assert traced.is_remade and frame.equals(reference.split.to_frame())
@@ -292,9 +292,7 @@ def test_what_is_shown_is_made_when_it_is_looked_at():
     assert [b.call.args[0].node.expr for b in loaded.backends[:1]] == [
         b.call.args[0].node.expr for b in reference.backends[:1]
     ]
-    assert torch.equal(split(X), reference(X))
-    from cgkit.measuring.expected_counters import counters_table
-
+    assert torch.equal(split(X), reference(X)) and "trace cache: loaded" in repr(explain(loaded))
     assert "loaded" in repr(counters_table(loaded))
 
 
