@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; ``frame`` has a row a start, with its parts in seconds and its share of the cold one.
 
     Columns as :func:`cgkit.measuring.start_case.start`, and ``cache`` ("cold", "warm"), ``first_call_share``,
-    ``start_share`` and ``compile_share`` (over the cold start's; 1.0 for that itself), ``import_share`` (of this very
+    ``start_share`` and ``compile_share`` (over the cold start's; 1.0 for that itself), the first two in processor
+    time as well (``_cpu_share``), ``import_share`` (of this very
     start: torch, cgkit and the compiler imported), ``same_answer``.
 
     Raises:
@@ -71,6 +72,8 @@ def _starts(model: str, compiler: str, warm: int) -> list[dict[str, Any]]:
                 **row,
                 "first_call_share": one["first_call_s"] / cold["first_call_s"],
                 "start_share": one["start_s"] / cold["start_s"],
+                "first_call_cpu_share": one["first_call_cpu_s"] / cold["first_call_cpu_s"],
+                "start_cpu_share": one["start_cpu_s"] / cold["start_cpu_s"],
                 "compile_share": one["compile_s"] / cold["compile_s"],
                 "import_share": (one["import_s"] + one["compiler_import_s"]) / one["start_s"],
                 "same_answer": answer == cold["answer"],

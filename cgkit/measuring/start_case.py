@@ -38,7 +38,8 @@ def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> d
         weights), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
         compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
         ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
-        call of a model takes, the compiler's import with it. ``compilations`` and ``loaded`` (pieces),
+        call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and ``start_cpu_s`` are the same in
+        processor time, compilers included: to be compared where other work shares the machine. ``compilations`` and ``loaded`` (pieces),
         ``traces_loaded``, ``handles`` (pieces that were kept or found), and ``answer``: numbers to be compared with
         another start's.
 
@@ -83,12 +84,12 @@ def main(started: float) -> None:
 
     import cgkit.serving.runner  # noqa: F401
 
-    imported = time.perf_counter()
+    imported, cpu_imported = time.perf_counter(), cpu_seconds()
     torch_hooks.import_compiler(inductor=compiler != "eager")
-    ready_to_compile = time.perf_counter()
+    ready_to_compile, cpu_ready = time.perf_counter(), cpu_seconds()
     case = _toy(int(model.removeprefix(TOY)), config) if model.startswith(TOY) else _served(model, config)
     compile_it, answer_it = case
-    built = time.perf_counter()
+    built, cpu_built = time.perf_counter(), cpu_seconds()
     compiled = compile_it()
     split, traced = compiled.split, compiled.split.traced
     ready = time.perf_counter()
@@ -108,8 +109,16 @@ def main(started: float) -> None:
         "answer_s": answered - ready,
         "first_call_s": answered - built + ready_to_compile - imported,
         "start_s": answered - started,
+        "first_call_cpu_s": cpu_seconds() - cpu_built + cpu_ready - cpu_imported,
+        "start_cpu_s": cpu_seconds(),
     }
     print(json.dumps({**facts, **_counts(), "answer": answer}))
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it started and that have ended (compilers)."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _counts() -> dict[str, int]:
