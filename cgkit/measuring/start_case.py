@@ -39,9 +39,9 @@ def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> d
         compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
         ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
         call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and ``start_cpu_s`` are the same in
-        processor time, compilers included: to be compared where other work shares the machine. ``compilations`` and ``loaded`` (pieces),
-        ``traces_loaded``, ``handles`` (pieces that were kept or found), and ``answer``: numbers to be compared with
-        another start's.
+        processor time, compilers included: to be compared where other work shares the machine. ``compilations`` and
+        ``loaded`` (pieces), ``traces_loaded``, ``handles`` (pieces that were kept or found), and ``answer``: numbers
+        to be compared with another start's.
 
     Raises:
         CgkitError: the process failed or took too long; holds the end of its output.

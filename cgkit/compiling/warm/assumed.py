@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-import cgkit
 from cgkit import torch_hooks
 from cgkit.compiling.cache.factors import cache_key
 from cgkit.compiling.warm.describe import Describer, UndescribableError
@@ -84,7 +83,7 @@ def facts_before(
 @functools.cache
 def own_code() -> str:
     """A hash of our own stages' code."""
-    root = Path(cgkit.__file__).parent
+    root = Path(__file__).resolve().parents[2]
     files = sorted(file for stage in _OUR_STAGES for file in (root / stage).rglob("*.py"))
     digest = hashlib.sha256()
     for file in files:
