@@ -27,6 +27,7 @@ from cgkit.compiling import CompiledGraph, CompiledPiece, PiecewiseBackend, comp
 from cgkit.compiling.cache.folder import turned_off
 from cgkit.config import CompilationConfig
 from cgkit.errors import CaptureError, ConfigError
+from cgkit.files import whole_file
 from cgkit.measuring.decode_bench import shape_of
 from cgkit.splitting import SplitGraph, split_graph
 from cgkit.tracing import trace
@@ -78,13 +79,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for subject in _subjects(args):
             rows += subject.measure(args.repeats)
             candidates += subject.candidates
-    frame, tried = pd.DataFrame(rows), pd.DataFrame(candidates)
-    if args.csv:
-        frame.to_csv(args.csv, index=False, float_format="%.5g")
-    if args.candidates_csv:
-        tried.to_csv(args.candidates_csv, index=False, float_format="%.5g")
+            # After each: autotuning takes minutes, and what was measured is not lost when someone stops it.
+            for path, table in ((args.csv, rows), (args.candidates_csv, candidates)):
+                if path:
+                    with whole_file(path) as place:
+                        pd.DataFrame(table).to_csv(place, index=False, float_format="%.5g")
     return {
-        "frame": frame,
+        "frame": pd.DataFrame(rows),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu (dry run)",
         "rows": rows,
         "candidates": candidates,
@@ -220,7 +221,7 @@ def _model_split(name: str, device: str) -> SplitGraph:
 
     shape, dtype = shape_of(name, 2), _dtype(device)
     model = build_model(shape, random_weights(shape, dtype, device), dtype=dtype, device=device)
-    config = CompilationConfig(cudagraph_mode="NONE", compiler="eager")  # type: ignore[arg-type]
+    config = CompilationConfig(cudagraph_mode="NONE", compiler="eager", custom_ops=("none",))  # type: ignore[arg-type]
     runner = Runner(model, config=config, max_num_seqs=1, max_model_len=64)
     runner.executor.compile(runner.inputs)
     assert runner.executor.split is not None

@@ -141,6 +141,21 @@ def measured(artefact: Any) -> str:
     return _card(artefact, *drawn, table(artefact.to_frame(), rows=8))
 
 
+def mode_table(artefact: Any) -> str:
+    """The pool while recording, the modes with their sentences, the keys in order, and where batches go."""
+    folded = [
+        f"<details><summary>{what}</summary>{table(frame, rows=MANY)}</details>"
+        for what, frame in (
+            ("every recorded key, in order", artefact.to_frame()),
+            ("which graph a batch takes", artefact.routes_frame()),
+        )
+    ]
+    modes = artefact.modes_frame()
+    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in modes["said"])
+    picture = Picture(artefact.plot()).svg()
+    return _card(artefact, picture, table(modes.drop(columns=["said"]), rows=8), f"<ul>{said}</ul>", *folded)
+
+
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
@@ -177,6 +192,22 @@ def timeline_card(artefact: Any) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in artefact.complete())
     steps = table(artefact.steps.drop(columns=["thread"], errors="ignore"), rows=6)
     return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
+
+
+def capture_plan(artefact: Any) -> str:
+    """What comes and what is recorded, size by size, and the options of the engines."""
+    options = "\n\n".join(artefact.options().values())
+    return _card(
+        artefact,
+        Picture(artefact.plot()).svg(),
+        table(artefact.to_frame(), rows=8),
+        f"<details><summary>as an option of vLLM, SGLang, TensorRT-LLM</summary><pre>{escape(options)}</pre></details>",
+    )
+
+
+def sizes_comparison(artefact: Any) -> str:
+    """The plan's sizes, and what a step costs with each list."""
+    return _card(artefact, Picture(artefact.overview()).svg(), table(artefact.to_frame(), rows=12))
 
 
 _CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
@@ -234,10 +265,16 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Coverage": measured,
     "ExpectedWaste": measured,
     "Ledger": measured,
+    "HostTime": measured,
+    "ModeTable": mode_table,
     "Lifetimes": measured,
     "Padding": measured,
     "PoolPrediction": measured,
     "Waterfall": measured,
+    "CapturePlan": capture_plan,
+    "SizesComparison": sizes_comparison,
+    "SimulatedTraffic": measured,
+    "StepCost": table_only,
     "PassReport": pass_report,
     "PassReports": pass_reports,
     "FunctionalizationCost": table_only,
