@@ -110,7 +110,7 @@ def by_number(target: Any) -> Any:
     """The operator that takes numbers where ``target`` (an overload of :func:`cgkit.register_op`) takes names: what
     stands for it in a compiled piece. None for an operator without ``lookup_args``."""
     op = registered_op_of(target)
-    return _sibling(op) if op is not None and op.lookup_args else None
+    return sibling_of(op) if op is not None and op.lookup_args else None
 
 
 def _take_names(node: fx.Node, op: RegisteredOp, placeholder: Callable[[str], fx.Node]) -> None:

@@ -166,7 +166,7 @@ def differences_of(a: Path, b: Path) -> list[FactDifference]:
     found: list[FactDifference] = []
     for model in ours.keys() & theirs.keys():
         pairs = [differences(one, other) for one in ours[model] for other in theirs[model]]
-        found += min(pairs, key=lambda different: len(different))
+        found += sorted(pairs, key=len)[0]
     return found
 
 
