@@ -138,7 +138,7 @@ def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     cache = commands.add_parser(
         "cache",
         help="look into the compile cache, or make one file of it",
-        description="Compiled pieces by key, in $CGKIT_CACHE_DIR: the next process compiles nothing.",
+        description="Compiled pieces and traces, in $CGKIT_CACHE_DIR: the next process traces and compiles nothing.",
     )
     verbs = cache.add_subparsers(title="what to do", required=True, metavar="VERB")
     for verb, what, arguments in (
@@ -294,7 +294,10 @@ def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
     elif args.verb == "list":
         facts["keys"] = [_key_facts(folder) for folder in cache.entries()]
         for key in facts["keys"]:
-            print(f"{key['key']}  {key['pieces']} pieces  {key['bytes'] / 2**20:.1f} MiB", file=out)
+            held = f"{key['pieces']} pieces, {key['traces']} traces"
+            print(f"{key['key']}  {held}  {key['bytes'] / 2**20:.1f} MiB", file=out)
+            for model in key["models"]:
+                print(f"    {model}", file=out)
         print(f"{len(facts['keys'])} keys in {facts['folder']}", file=out)
     else:
         facts["keys"] = (cache.pack if args.verb == "pack" else cache.unpack)(args.file)
@@ -305,9 +308,20 @@ def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
 
 
 def _key_facts(folder: Any) -> dict[str, Any]:
+    from cgkit.compiling.cache.traces import models_in
+
     files = [path for path in folder.rglob("*") if path.is_file()]
-    pieces = sum(path.name.startswith("piece_") and path.suffix == ".bin" for path in files)
-    return {"key": folder.name, "pieces": pieces, "bytes": sum(path.stat().st_size for path in files)}
+    count = {
+        kind: sum(path.name.startswith(f"{kind}_") and path.suffix == ".bin" for path in files)
+        for kind in ("piece", "trace")
+    }
+    return {
+        "key": folder.name,
+        "pieces": count["piece"],
+        "traces": count["trace"],
+        "models": models_in(folder),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
 
 
 class _Dedup:

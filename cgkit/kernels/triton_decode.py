@@ -31,7 +31,7 @@ TILE, MIN_CHUNK = 64, 64
 #: The most programs for one request and KV head, and how many programs a multiprocessor should get before a context
 #: is no longer divided.
 MAX_SPLITS, PROGRAMS_A_PROCESSOR = 16, 2
-NUM_WARPS, NUM_STAGES = 4, 3
+NUM_WARPS, NUM_STAGES = 2, 3
 
 #: The kernels raise 2 to a power, as the hardware does, so scores are scaled by this as well.
 LOG2_E = 1.4426950408889634
