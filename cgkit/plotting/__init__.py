@@ -5,12 +5,14 @@ Needs the extra ``cgkit[plot]``.
 """
 
 from cgkit.plotting import (
+    compile_charts,
     headline_chart,
     host_chart,
     memory_charts,
     mode_charts,
     padding_charts,
     plan_charts,
+    start_charts,
 )
 from cgkit.plotting.charts import (
     capture_seconds,
@@ -34,6 +36,7 @@ __all__ = [
     "against_nodes",
     "capture_seconds",
     "compare_timelines",
+    "compile_charts",
     "compile_gantt",
     "compile_times",
     "crossover",
@@ -51,6 +54,7 @@ __all__ = [
     "plan_charts",
     "save",
     "split_graph",
+    "start_charts",
     "style",
     "svg",
     "table",
