@@ -25,7 +25,7 @@ from cgkit.compiling.cache import trace_misses
 from helper import scale
 
 options = json.loads(sys.argv[1])
-changes = options.pop("changes", {})
+changes, recorded = options.pop("changes", {}), options.pop("recorded", [])
 
 
 @cgkit.support_torch_compile
@@ -51,7 +51,10 @@ def cut(y: torch.Tensor, out: torch.Tensor) -> None:
 cgkit.register_op("cut", cut, mutates_args=["out"], namespace="project")
 torch.manual_seed(0)
 torch.set_num_threads(1)
-config = cgkit.CompilationConfig(splitting_ops=["project::cut"], cudagraph_mode="NONE", **options)
+mode = "PIECEWISE" if recorded else "NONE"
+config = cgkit.CompilationConfig(
+    splitting_ops=["project::cut"], cudagraph_mode=mode, cudagraph_capture_sizes=recorded or None, **options
+)
 with warnings.catch_warnings(record=True) as caught, torch.no_grad():
     warnings.simplefilter("always")
     net = Net(compilation_config=config)
@@ -60,11 +63,14 @@ with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         net.layers[0].register_forward_hook(lambda module, args, output: output + 1)
     x = torch.linspace(-1, 1, 40, dtype=net.layers[0].weight.dtype).view(5, 8)
     result = net(x)
+    captured = cgkit.capture(cgkit.compiled_model(net).compiled) if recorded else None
+    replayed = captured is not None and torch.equal(captured(x), result) and captured.num_graphs == 4
     frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     eager = Net.forward(net, x)
 print(json.dumps({
     "counters": {name: count for name, count in cgkit.compilation_counter.as_dict().items() if count},
     "frames": frames,
+    "replayed": replayed,
     "equal": torch.allclose(result, eager, rtol=1e-3, atol=1e-5),
     "output": hashlib.sha256(result.float().numpy().tobytes()).hexdigest(),
     "origin": cgkit.compiled_model(net).traced.origin,
@@ -121,6 +127,19 @@ def test_a_changed_line_in_a_helper_and_a_broken_entry(cold, tmp_path):
         broken["equal"] and broken["output"] == changed["output"] and counted(broken, "num_graphs_seen") == 1
     )
     assert any("not loaded" in warning for warning in broken["warnings"])
+
+
+def test_a_second_process_records_and_replays_without_a_trace(cold, tmp_path):
+    folder, cache, _ = copied(cold, tmp_path)
+    first, again = (project.run(folder, cache, {"recorded": [2, 8]}) for _ in range(2))
+    assert first["equal"] and again["equal"] and again["output"] == first["output"]
+    assert counted(first, "num_graphs_seen") == counted(again, "num_traces_loaded") == 1
+    assert again["frames"] == 0 and counted(again, "num_graphs_seen") == 0
+    for name in ("num_cudagraph_captured", "num_replay_plans_built"):
+        assert counted(first, name) == counted(again, name) > 0
+    for name in ("num_inductor_compiles", "num_replay_plans_refused", "num_module_path_steps"):
+        assert counted(again, name) == 0
+    assert again["replayed"] and not again["warnings"]
 
 
 @pytest.mark.slow
