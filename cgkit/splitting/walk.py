@@ -76,14 +76,14 @@ class _HandOver(ast.NodeTransformer):
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:  # noqa: N802 - ast's name
+    def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute):
             what = [node.func.value, ast.Constant(node.func.attr)]
             return self.ours(_METHOD, [*what, *node.args], node.keywords)
         return self.ours(_CALL, [node.func, *node.args], node.keywords)
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.Call:  # noqa: N802 - ast's name
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Call:
         self.generic_visit(node)
         return self.ours(_ELEMENT, [node.value, node.slice], [])
 

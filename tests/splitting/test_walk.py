@@ -26,7 +26,11 @@ def walked(split, inputs, seen):
 
     def run_call(piece, target, args, kwargs):
         seen.append((piece.name, target))
-        return (getattr(args[0], target)(*args[1:], **kwargs)) if isinstance(target, str) else target(*args, **kwargs)
+        return (
+            (getattr(args[0], target)(*args[1:], **kwargs))
+            if isinstance(target, str)
+            else target(*args, **kwargs)
+        )
 
     return walk(split, inputs, run_piece, run_call)
 

@@ -153,7 +153,9 @@ def _codes(compiled: CompiledGraph, keys: Sequence[ContentKey]) -> list[tuple[An
     needed after all."""
     traced = compiled.split.traced
     assert traced is not None
-    if not compiled.config.mode or any(i.device is not None and i.device.type != "cpu" for i in traced.inputs):
+    if not compiled.config.mode or any(
+        i.device is not None and i.device.type != "cpu" for i in traced.inputs
+    ):
         return [None] * len(keys)
     first = {backend.general.key: backend.piece for backend in reversed(compiled.backends)}
     return [_code(first[key]) if key in first else None for key in keys]
@@ -278,7 +280,7 @@ def loaded_split(content: Mapping[str, Any], traced: LoadedTrace) -> LoadedSplit
     """
     codes = [code and PieceCode(code[0], _values(code[1])) for code in content["codes"]]
     code_of = {index: codes[key] for index, key, *_ in content["calls"]}
-    pieces = [LoadedPiece(*piece, code_of.get(piece[0])) for piece in content["pieces"]]
+    pieces = [LoadedPiece(*piece, code=code_of.get(piece[0])) for piece in content["pieces"]]
     known = content["stitching"]
     code = StitchingCode(
         pieces,
