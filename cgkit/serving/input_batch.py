@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import torch
 
 from cgkit.errors import ServingError
 from cgkit.serving.attention import AttentionMetadata
+from cgkit.serving.device_queue import DeviceQueue
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
-from cgkit.serving.request import Scheduled
+from cgkit.serving.request import Request, Scheduled
 
 _ALIGNMENT = 256  # bytes; no two buffers share a cache line or a vector access
 
@@ -29,33 +31,75 @@ class PersistentBuffers:
     their number. On the CPU both sides are the same memory and nothing is copied. On a GPU the host
     side is pinned and the copy asynchronous: ``host`` may be written again only after the step's
     tokens have been read. A runner that reads them every step does so anyway; one that runs ahead
-    needs two of these.
+    calls :meth:`stage_in` first.
 
     Args:
         shapes: name -> (shape, dtype).
+
+    Attributes:
+        host: name -> the array to write.
+        tensors: name -> the tensor that is read; its address never changes.
     """
 
     def __init__(
         self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
     ) -> None:
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-        rounded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
-        self._host = torch.zeros(sum(rounded), dtype=torch.uint8, pin_memory=device.type == "cuda")
-        on_host = device.type == "cpu"
-        self._device = self._host if on_host else torch.zeros_like(self._host, device=device)
-        self.host: dict[str, np.ndarray[Any, Any]] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
-        start = 0
-        for (name, (shape, dtype)), room in zip(shapes.items(), rounded):
-            part = slice(start, start + sizes[name])
-            self.host[name] = self._host[part].view(dtype).view(shape).numpy()
-            self.tensors[name] = self._device[part].view(dtype).view(shape)
-            start += room
+        self._shapes = dict(shapes)
+        size = sum(_rounded(shape, dtype) for shape, dtype in shapes.values())
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self.host: dict[str, np.ndarray[Any, Any]] = self._arrays()
+        self.tensors: dict[str, torch.Tensor] = self._views(self._device)
+        self._areas: list[torch.Tensor] = []
+        self._turn = 0
+        self._queue: DeviceQueue | None = None
 
-    def send(self) -> None:
-        """Copies everything to the device, behind the work that is queued there."""
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+    def stage_in(self, areas: int, queue: DeviceQueue) -> None:
+        """From now on ``host`` may be written at any time: :meth:`send` first copies it into one of ``areas``
+        staging areas, in turn, and ``queue`` copies from there.
+
+        An area is written again ``areas`` sends later. The caller has to know that the copy before is done by
+        then: one that waits for step n before it sends step n + 2 needs two.
+        """
+        pinned = self._device.is_cuda
+        self._host = torch.zeros_like(self._host, device="cpu")  # no longer read by the device: not pinned, not shared
+        self._host.copy_(self._device)
+        self.host = self._arrays()
+        self._areas = [torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)]
+        self._pairs = [(self._host.numpy(), area.numpy()) for area in self._areas]
+        self._queue = queue
+
+    def send(self, stop: int | None = None) -> None:
+        """Copies everything, or the first ``stop`` bytes, to the device, behind the work that is queued there."""
+        if self._queue is not None:
+            self._turn = (self._turn + 1) % len(self._areas)
+            source, area = self._pairs[self._turn]
+            area[:stop] = source[:stop]
+            self._queue.submit(partial(_copy, self._device, self._areas[self._turn], stop))
+        elif self._device is not self._host:
+            _copy(self._device, self._host, stop)
+
+    def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: part.numpy() for name, part in self._views(self._host).items()}
+
+    def _views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        views, start = {}, 0
+        for name, (shape, dtype) in self._shapes.items():
+            stop = start + math.prod(shape) * dtype.itemsize
+            views[name] = block[start:stop].view(dtype).view(shape)
+            start += _rounded(shape, dtype)
+        return views
+
+
+def _rounded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _copy(device: torch.Tensor, host: torch.Tensor, stop: int | None) -> None:
+    if stop is None or stop >= len(host):
+        device.copy_(host, non_blocking=True)
+    else:
+        device[:stop].copy_(host[:stop], non_blocking=True)
 
 
 class InputBatch:
@@ -76,7 +120,7 @@ class InputBatch:
     ) -> None:
         self.max_reqs, self.max_tokens, self.block_size = max_reqs, max_tokens, block_size
         self.max_model_len, self.kv_caches, self.device = max_model_len, kv_caches, device
-        self._buffers = PersistentBuffers(
+        self.buffers = PersistentBuffers(
             {
                 "seq_lens": ((max_reqs,), torch.int32),
                 "query_start_loc": ((max_reqs + 1,), torch.int32),
@@ -89,24 +133,26 @@ class InputBatch:
             device,
         )
         # Apart from the rest: by far the largest, and seldom changed.
-        width = blocks_needed(max_model_len, block_size)
-        self._table = PersistentBuffers({"block_table": ((max_reqs, width), torch.int32)}, device)
+        self.width = blocks_needed(max_model_len, block_size)
+        self.table = PersistentBuffers({"block_table": ((max_reqs, self.width), torch.int32)}, device)
         self._rows: list[tuple[list[int], int]] = [([], 0)] * max_reqs  # whose blocks stand in a row
         self._steps = np.arange(max_tokens, dtype=np.int64)
+        #: Counts what was written as a whole: whoever goes on from what it wrote sees whether it is still there.
+        self.writes = 0
 
     @property
     def input_ids(self) -> torch.Tensor:
         """(max_tokens,) int64, at its fixed address."""
-        return self._buffers.tensors["input_ids"]
+        return self.buffers.tensors["input_ids"]
 
     @property
     def positions(self) -> torch.Tensor:
         """(max_tokens,) int64, each token's place in its request."""
-        return self._buffers.tensors["positions"]
+        return self.buffers.tensors["positions"]
 
     def last_token_rows(self, num_reqs: int) -> torch.Tensor:
         """(num_reqs,) int64: the row of each request's last token in the stream."""
-        return self._buffers.tensors["last_token"][:num_reqs]
+        return self.buffers.tensors["last_token"][:num_reqs]
 
     def fill(self, batch: Sequence[Scheduled], num_padded: int, decode_only: bool) -> AttentionMetadata:
         """Writes ``batch`` into the buffers, padded to ``num_padded`` tokens.
@@ -117,24 +163,38 @@ class InputBatch:
         Raises:
             ServingError: a request has fewer blocks than its tokens need.
         """
-        num_reqs = len(batch)
-        counts = np.fromiter((each.num_tokens for each in batch), np.int64, num_reqs)
-        computed = np.fromiter((each.request.num_computed for each in batch), np.int64, num_reqs)
-        ends, lengths = counts.cumsum(), computed + counts
-        self._fill_block_table(batch, lengths)
-        num_tokens = int(ends[-1])
-        owner = np.repeat(np.arange(num_reqs), counts)
-        positions = self._steps[:num_tokens] + np.repeat(lengths - ends, counts)
-        block = self._table.host["block_table"][owner, positions // self.block_size].astype(np.int64)
+        counts = np.fromiter((each.num_tokens for each in batch), np.int64, len(batch))
+        computed = np.fromiter((each.request.num_computed for each in batch), np.int64, len(batch))
+        requests = [each.request for each in batch]
         ids = [t for r, n in batch for t in r.token_ids[r.num_computed : r.num_computed + n]]
+        return self.fill_rows(requests, counts, computed + counts, ids, num_padded, decode_only)
+
+    def fill_rows(
+        self,
+        requests: Sequence[Request],
+        counts: np.ndarray[Any, Any],
+        lengths: np.ndarray[Any, Any],
+        ids: Sequence[int],
+        num_padded: int,
+        decode_only: bool,
+    ) -> AttentionMetadata:
+        """:meth:`fill`, from what is known of each row: how many tokens it runs, how long it is with them, and the
+        tokens of all rows one after the other."""
+        self.writes += 1
+        num_reqs, ends = len(requests), counts.cumsum()
+        self.fill_block_table(requests, lengths)
+        num_tokens = int(ends[-1])
+        owner = np.repeat(self._steps[:num_reqs], counts)
+        positions = self._steps[:num_tokens] + np.repeat(lengths - ends, counts)
+        block = self.table.host["block_table"][owner, positions // self.block_size].astype(np.int64)
         self._put("input_ids", ids, num_tokens, num_padded, 0)
         self._put("positions", positions, num_tokens, num_padded, 0)
         self._put("token_to_req", owner, num_tokens, num_padded, 0)
         slots = block * self.block_size + positions % self.block_size
         self._put("slot_mapping", slots, num_tokens, num_padded, -1)
         self._put_requests(ends, lengths)
-        self._buffers.send()
-        return self._metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
+        self.buffers.send()
+        return self.metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
 
     def fill_dummy(self, num_tokens: int, decode_only: bool) -> AttentionMetadata:
         """Inputs for tracing, warming up and recording at ``num_tokens``: valid everywhere, real nowhere.
@@ -143,6 +203,7 @@ class InputBatch:
         (``max_query_len`` 1), which is what makes the attention take its decode kernel and what a
         FULL graph freezes; ``max_seq_len`` is the longest there can be, as it freezes with it.
         """
+        self.writes += 1
         if self.device.type == "cuda":  # no result is read here, which would say that the last copy is done
             torch.cuda.synchronize(self.device)
         num_reqs = num_tokens if decode_only else min(num_tokens, self.max_reqs)
@@ -154,51 +215,61 @@ class InputBatch:
         self._put("token_to_req", self._steps[:num_tokens] // share, num_tokens, num_tokens, 0)
         self._put("slot_mapping", -1, num_tokens, num_tokens, -1)
         self._put_requests(ends, np.diff(ends, prepend=0))
-        self._buffers.send()
-        self._table.host["block_table"][:] = NULL_BLOCK
-        self._table.send()
+        self.buffers.send()
+        self.table.host["block_table"][:] = NULL_BLOCK
+        self.table.send()
         self._rows = [([], 0)] * self.max_reqs
-        return self._metadata(num_reqs, num_tokens, share, self.max_model_len, decode_only)
+        return self.metadata(num_reqs, num_tokens, share, self.max_model_len, decode_only)
 
-    def _fill_block_table(self, batch: Sequence[Scheduled], lengths: np.ndarray[Any, Any]) -> None:
-        """Only rows whose request or number of blocks changed."""
-        table, changed = self._table.host["block_table"], False
-        for row, (request, _) in enumerate(batch):
+    def fill_block_table(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any] | None = None) -> None:
+        """Only rows whose request or number of blocks changed; sent up to the last row in use.
+
+        ``lengths``: how many tokens each must have room for, if that is to be checked.
+        """
+        if lengths is not None:
+            self._check_room(requests, lengths)
+        table, rows, changed = self.table.host["block_table"], self._rows, -1
+        for row, request in enumerate(requests):
             blocks = request.blocks
-            if len(blocks) * self.block_size < lengths[row]:  # else old entries would be taken for its own
+            held, known = rows[row]
+            if held is not blocks or known != len(blocks):
+                first = known if held is blocks and known < len(blocks) else 0
+                table[row, first : len(blocks)] = blocks[first:]
+                rows[row] = (blocks, len(blocks))
+                changed = row
+        if changed >= 0:
+            self.table.send((changed + 1) * self.width * table.itemsize)
+
+    def _check_room(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any]) -> None:
+        """Too few blocks would let old entries of the table be taken for a request's own."""
+        for request, length in zip(requests, lengths.tolist()):
+            if len(request.blocks) * self.block_size < length:
                 raise ServingError(
-                    f"a request of {lengths[row]} tokens has {len(blocks)} blocks of {self.block_size}: "
+                    f"a request of {length} tokens has {len(request.blocks)} blocks of {self.block_size}: "
                     "give it more before the step"
                 )
-            held, count = self._rows[row]
-            if held is not blocks or count != len(blocks):
-                table[row, : len(blocks)] = blocks
-                self._rows[row] = (blocks, len(blocks))
-                changed = True
-        if changed:
-            self._table.send()
 
     def _put(self, name: str, values: Any, count: int, padded: int, padding: int) -> None:
-        buffer = self._buffers.host[name]
+        buffer = self.buffers.host[name]
         buffer[:count] = values
         buffer[count:padded] = padding
 
     def _put_requests(self, ends: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
         """Where each request's tokens end, and how long it is with them; the rest is padding."""
-        count, host = len(ends), self._buffers.host
-        self._put("last_token", ends - 1, count, count, 0)
+        count, host = len(ends), self.buffers.host
+        self._put("last_token", ends - 1, count, self.max_reqs, 0)
         self._put("seq_lens", lengths, count, self.max_reqs, 0)
         host["query_start_loc"][0] = 0
         host["query_start_loc"][1 : count + 1] = ends
         host["query_start_loc"][count + 1 :] = ends[-1]
 
-    def _metadata(
+    def metadata(
         self, num_reqs: int, num_tokens: int, max_query_len: int, max_seq_len: int, decode_only: bool
     ) -> AttentionMetadata:
         """The whole buffers, not views of their fronts: the same tensors in every step."""
-        tensors = self._buffers.tensors
+        tensors = self.buffers.tensors
         return AttentionMetadata(
-            block_table=self._table.tensors["block_table"],
+            block_table=self.table.tensors["block_table"],
             seq_lens=tensors["seq_lens"],
             query_start_loc=tensors["query_start_loc"],
             token_to_req=tensors["token_to_req"],

@@ -37,6 +37,8 @@ class Request:
     finish_reason: str = ""
     #: Tokens that steps on their way will bring: they count as known, and their values lie on the device.
     num_in_flight: int = 0
+    #: Its row in the last step that it took part in.
+    row: int = 0
     #: How many tokens may be computed before a scheduler must look at it again.
     room: int = 0
     #: How many tokens are ever computed: all but the last one.

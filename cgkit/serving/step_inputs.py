@@ -1,0 +1,124 @@
+"""A step's inputs when the step before it is still running: what is known is written, the rest is fetched on the device.
+
+A plain decode step that follows another one changes little: every position and length grows by one, every token comes
+from the step before. So the buffers are moved on in place, with a few vector operations whatever the batch. The tokens
+themselves never pass the host: the step before leaves them in :attr:`StepInputs.sampled`, row by row, and the first
+thing that this step does on the device is to put them where the model reads its input ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from cgkit.serving.attention import AttentionMetadata
+from cgkit.serving.device_queue import DEPTH, DeviceQueue
+from cgkit.serving.input_batch import InputBatch, PersistentBuffers
+from cgkit.serving.scheduler import ScheduledStep
+
+Fetch = Callable[[], None]
+
+
+class StepInputs:
+    """Fills a runner's :class:`InputBatch` for an engine that is one step ahead of the device.
+
+    Args:
+        inputs: the runner's; the addresses of its tensors stay as they are.
+        queue: the device's.
+        areas: staging areas on the host, in turn. Two are right with one step ahead; one shows the race.
+
+    Attributes:
+        sampled: (max_reqs,) int64, the tokens of the last step by its rows; written by whoever samples.
+    """
+
+    def __init__(self, inputs: InputBatch, queue: DeviceQueue, areas: int = DEPTH) -> None:
+        self.inputs, self.queue = inputs, queue
+        inputs.buffers.stage_in(areas, queue)
+        inputs.table.stage_in(areas, queue)
+        reqs, device = inputs.max_reqs, inputs.device
+        # Which row of the step before each fetched token comes from, and which token of this step it becomes.
+        self.origins = PersistentBuffers(
+            {"source": ((reqs,), torch.int64), "target": ((reqs,), torch.int64)}, device
+        )
+        self.origins.stage_in(areas, queue)
+        self.sampled = torch.zeros(reqs, dtype=torch.int64, device=device)
+        self._fetched = torch.zeros(reqs, dtype=torch.int64, device=device)
+        self._rows = np.arange(reqs)
+        self._steady: tuple[int, int, int] | None = None  # rows, padded, writes: of the plain decode step before
+        self._fronts: tuple[Any, ...] = ()
+        self._copies: dict[int, Fetch] = {}
+        self._longest = 0
+
+    def fill(self, step: ScheduledStep, num_padded: int) -> tuple[AttentionMetadata, Fetch | None]:
+        """Writes ``step`` into the buffers; returns its metadata, and what fetches tokens on the device, if anything."""
+        count, inputs = len(step.requests), self.inputs
+        if step.counts is None and step.same_rows and self._steady == (count, num_padded, inputs.writes):
+            return self._move_on(step, count), self._copies[count]
+        counts = np.ones(count, np.int64) if step.counts is None else np.array(step.counts)
+        lengths = np.fromiter((request.num_computed for request in step.requests), np.int64, count)
+        ids, sources, targets = self._origins(step)
+        metadata = inputs.fill_rows(step.requests, counts, lengths, ids, num_padded, step.uniform)
+        self._steady = None
+        if step.counts is None and len(sources) == count:  # the next one may be like it, one token further
+            self._steady = (count, num_padded, inputs.writes)
+            self._longest = metadata.max_seq_len
+            self._fronts = self._fronts_of(count)
+            if count not in self._copies:
+                self._copies[count] = partial(inputs.input_ids[:count].copy_, self.sampled[:count])
+        return metadata, self._make_fetch(sources, targets)
+
+    def _fronts_of(self, count: int) -> tuple[Any, ...]:
+        """The arrays that a plain decode step moves on, as far as it does."""
+        host, table = self.inputs.buffers.host, self.inputs.table.host["block_table"].reshape(-1)
+        starts = self._rows[:count] * self.inputs.width
+        return host["positions"][:count], host["seq_lens"][:count], host["slot_mapping"][:count], table, starts
+
+    def _origins(self, step: ScheduledStep) -> tuple[list[int], list[int], list[int]]:
+        """The tokens that the host knows (0 for the others), and for the others where they come from and go to."""
+        ids: list[int] = []
+        sources, targets = [], []
+        for row, request in enumerate(step.requests):
+            count = 1 if step.counts is None else step.counts[row]
+            end = request.num_computed
+            if end > len(request.token_ids):  # its last token is still on the device
+                sources.append(request.row)
+                targets.append(len(ids))
+                ids.append(0)
+            else:
+                ids += request.token_ids[end - count : end]
+            request.row = row
+        return ids, sources, targets
+
+    def _make_fetch(self, sources: list[int], targets: list[int]) -> Fetch | None:
+        count, host, tensors = len(sources), self.origins.host, self.origins.tensors
+        if not count:
+            return None
+        ids, sampled = self.inputs.input_ids, self.sampled
+        host["source"][:count], host["target"][:count] = sources, targets
+        self.origins.send()
+        source, target, fetched = tensors["source"][:count], tensors["target"][:count], self._fetched[:count]
+
+        def fetch() -> None:
+            torch.index_select(sampled, 0, source, out=fetched)
+            ids.index_copy_(0, target, fetched)
+
+        return fetch
+
+    def _move_on(self, step: ScheduledStep, count: int) -> AttentionMetadata:
+        """The same rows, one token further."""
+        inputs = self.inputs
+        inputs.fill_block_table(step.requests)
+        positions, lengths, slots, table, starts = self._fronts
+        positions += 1
+        lengths += 1
+        blocks, offsets = np.divmod(positions, inputs.block_size)
+        blocks += starts
+        np.multiply(table[blocks], inputs.block_size, out=slots)
+        slots += offsets
+        inputs.buffers.send()
+        self._longest += 1
+        return inputs.metadata(count, count, 1, self._longest, True)
