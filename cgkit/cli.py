@@ -316,6 +316,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
     ),
+    "engine": (
+        "what the engine costs the host beside the model: a step by part, batch by batch",
+        lambda: import_module("cgkit.measuring.bench_engine"),
+    ),
     "events-off": (
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),

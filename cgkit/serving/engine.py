@@ -29,7 +29,7 @@ from cgkit.serving.attention import AttentionMetadata
 from cgkit.serving.device_queue import DEPTH, DeviceQueue, queue_for
 from cgkit.serving.request import Request
 from cgkit.serving.runner import Prompt, Runner
-from cgkit.serving.sampler import Sampler, Work
+from cgkit.serving.sampler import Project, Sampler, Work
 from cgkit.serving.sampling import GREEDY, SamplingParams
 from cgkit.serving.scheduler import ScheduledStep, Scheduler
 from cgkit.serving.step_inputs import Fetch, StepInputs
@@ -143,7 +143,6 @@ class Engine(Shown):
         self._launched: deque[_Launched] = deque()
         self._aborted: list[Request] = []
         self._steps = self._named = 0
-        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._asked_of: CapturedGraphs | None = None
         self._tried: dict[tuple[int, bool], tuple[str, ...]] = {}
         marks.register(self)
@@ -261,8 +260,7 @@ class Engine(Shown):
         step = self.scheduler.schedule()
         if step is not None:
             self._launch(step, started)
-        outputs = [self._output(request, None) for request in self._aborted]
-        self._aborted.clear()
+        outputs = self._tell_aborted() if self._aborted else []
         if len(self._launched) > (1 if self.async_scheduling and step is not None else 0):
             outputs += self._finish(self._launched.popleft())
         elif step is None and self.scheduler.waiting:
@@ -283,11 +281,11 @@ class Engine(Shown):
         report = StepReport(self._steps, route, uniform, len(step.requests), step.num_tokens)
         metadata, fetch = self.inputs.fill(step, route.num_tokens)
         filled = clock()
-        sample = self.sampler.prepare(step, self._last_row, slot, self._num_rows(step, route))
+        project, sample = self.sampler.prepare(step, self._last_row, slot, self._num_rows(step, route))
         parts = report.parts
         parts[SCHEDULE], parts[ROUTE], parts[FILL] = scheduled - started, routed - scheduled, filled - routed
         parts[SAMPLE] = clock() - filled
-        self.queue.submit(partial(self._work, metadata, route, fetch, sample, parts))
+        self.queue.submit(partial(self._work, metadata, route, fetch, project, sample, parts))
         before = clock()
         self.queue.mark(slot)
         self._launched.append(_Launched(step, slot, report))
@@ -316,24 +314,28 @@ class Engine(Shown):
         return padded if padded <= most else count
 
     def _work(
-        self, metadata: AttentionMetadata, route: Route, fetch: Fetch | None, sample: Work, parts: list[float]
+        self,
+        metadata: AttentionMetadata,
+        route: Route,
+        fetch: Fetch | None,
+        project: Project,
+        sample: Work,
+        parts: list[float],
     ) -> None:
         """What the device does in a step, in order."""
         clock = time.perf_counter
         started = clock()
         if fetch is not None:
             fetch()
-        views = self._views.get(route.num_tokens)
-        if views is None:
-            inputs, size = self.runner.inputs, route.num_tokens
-            views = self._views[size] = (inputs.input_ids[:size], inputs.positions[:size])
+        arguments = self.runner.inputs.front(route.num_tokens)
         fetched = clock()
         with set_forward_context(
             metadata, cudagraph_runtime_mode=route.mode, batch_descriptor=route.key
         ):
-            hidden = self.runner.executor.forward(*views)
+            hidden = self.runner.executor.forward(*arguments)
+            logits = project(hidden)
         forward = clock()
-        sample(hidden)
+        sample(logits)
         parts[FILL] += fetched - started
         parts[FORWARD] = forward - fetched
         parts[SAMPLE] += clock() - forward
@@ -346,7 +348,10 @@ class Engine(Shown):
         waited = clock()
         tokens = self.sampler.tokens(launched.slot, len(step.requests))
         taken = self.scheduler.update(step, tokens)
-        outputs = [self._output(request, token) for request, token in taken]
+        outputs = [RequestOutput(request.id, token, request.finish_reason, request) for request, token in taken]
+        for request, _ in taken:
+            if request.finish_reason:
+                self.requests.pop(request.id, None)
         report.parts[WAIT] = waited - started
         report.num_new = len(taken)
         report.num_dropped = (len(step.requests) if step.wants is None else sum(step.wants)) - len(taken)
@@ -356,11 +361,12 @@ class Engine(Shown):
         self._tell(report)
         return outputs
 
-    def _output(self, request: Request, token: int | None) -> RequestOutput:
-        reason = request.finish_reason
-        if reason:
-            self.requests.pop(request.id, None)
-        return RequestOutput(request.id, token, reason, request)
+    def _tell_aborted(self) -> list[RequestOutput]:
+        ended = [RequestOutput(each.id, None, each.finish_reason, each) for each in self._aborted]
+        for each in self._aborted:
+            self.requests.pop(each.id, None)
+        self._aborted.clear()
+        return ended
 
     def _tell(self, report: StepReport) -> None:
         if events.has_readers(events.StepRan):

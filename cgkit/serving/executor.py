@@ -141,7 +141,7 @@ class Executor:
                 self.compiled,
                 self.sizes,
                 mode=self.mode,
-                make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+                make_inputs=lambda size: inputs.front(size, keep=True),
                 context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
                 uniform_sizes=[size for size in self.sizes if size <= inputs.max_reqs],
                 largest_first=largest_first,

@@ -8,8 +8,9 @@ its inputs into the same tensors. That makes the compile side's copy (``cudagrap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class PersistentBuffers:
     Attributes:
         host: name -> the array to write.
         tensors: name -> the tensor that is read; its address never changes.
+        starts: name -> its first byte in the block.
     """
 
     def __init__(
@@ -48,9 +50,12 @@ class PersistentBuffers:
         size = sum(_rounded(shape, dtype) for shape, dtype in shapes.values())
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        rooms = [_rounded(shape, dtype) for shape, dtype in shapes.values()]
+        self.starts = dict(zip(shapes, accumulate([0, *rooms])))
         self.host: dict[str, np.ndarray[Any, Any]] = self._arrays()
         self.tensors: dict[str, torch.Tensor] = self._views(self._device)
         self._areas: list[torch.Tensor] = []
+        self._fronts: dict[int | None, list[tuple[Any, Any, Callable[[], Any]]]] = {}
         self._turn = 0
         self._queue: DeviceQueue | None = None
 
@@ -66,40 +71,40 @@ class PersistentBuffers:
         self._host.copy_(self._device)
         self.host = self._arrays()
         self._areas = [torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)]
-        self._pairs = [(self._host.numpy(), area.numpy()) for area in self._areas]
+        self._fronts = {}
         self._queue = queue
 
     def send(self, stop: int | None = None) -> None:
         """Copies everything, or the first ``stop`` bytes, to the device, behind the work that is queued there."""
         if self._queue is not None:
-            self._turn = (self._turn + 1) % len(self._areas)
-            source, area = self._pairs[self._turn]
-            area[:stop] = source[:stop]
-            self._queue.submit(partial(_copy, self._device, self._areas[self._turn], stop))
+            self._turn = turn = (self._turn + 1) % len(self._areas)
+            found = self._fronts.get(stop)
+            if found is None:
+                found = self._fronts[stop] = [self._front(area, stop) for area in self._areas]
+            source, area, copy = found[turn]
+            area[:] = source
+            self._queue.submit(copy)
         elif self._device is not self._host:
-            _copy(self._device, self._host, stop)
+            self._device[:stop].copy_(self._host[:stop], non_blocking=True)
+
+    def _front(self, area: torch.Tensor, stop: int | None) -> tuple[Any, Any, Callable[[], Any]]:
+        """What is copied into a staging area, the area, and what copies from there."""
+        copy = partial(self._device[:stop].copy_, area[:stop], non_blocking=True)
+        return self._host[:stop].numpy(), area[:stop].numpy(), copy
 
     def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         return {name: part.numpy() for name, part in self._views(self._host).items()}
 
     def _views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
-        views, start = {}, 0
+        views = {}
         for name, (shape, dtype) in self._shapes.items():
-            stop = start + math.prod(shape) * dtype.itemsize
-            views[name] = block[start:stop].view(dtype).view(shape)
-            start += _rounded(shape, dtype)
+            start = self.starts[name]
+            views[name] = block[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
         return views
 
 
 def _rounded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-
-
-def _copy(device: torch.Tensor, host: torch.Tensor, stop: int | None) -> None:
-    if stop is None or stop >= len(host):
-        device.copy_(host, non_blocking=True)
-    else:
-        device[:stop].copy_(host[:stop], non_blocking=True)
 
 
 class InputBatch:
@@ -120,6 +125,7 @@ class InputBatch:
     ) -> None:
         self.max_reqs, self.max_tokens, self.block_size = max_reqs, max_tokens, block_size
         self.max_model_len, self.kv_caches, self.device = max_model_len, kv_caches, device
+        self.width = blocks_needed(max_model_len, block_size)
         self.buffers = PersistentBuffers(
             {
                 "seq_lens": ((max_reqs,), torch.int32),
@@ -129,16 +135,18 @@ class InputBatch:
                 "positions": ((max_tokens,), torch.int64),
                 "slot_mapping": ((max_tokens,), torch.int64),
                 "token_to_req": ((max_tokens,), torch.int32),
+                # The last one, as it is by far the largest and changes little: a copy stops behind what changed.
+                "block_table": ((max_reqs, self.width), torch.int32),
             },
             device,
         )
-        # Apart from the rest: by far the largest, and seldom changed.
-        self.width = blocks_needed(max_model_len, block_size)
-        self.table = PersistentBuffers({"block_table": ((max_reqs, self.width), torch.int32)}, device)
+        start = self.buffers.starts["block_table"]
+        self._stops = [start + rows * self.width * 4 for rows in range(max_reqs + 1)]
         self._rows: list[tuple[list[int], int]] = [([], 0)] * max_reqs  # whose blocks stand in a row
         self._steps = np.arange(max_tokens, dtype=np.int64)
         #: Counts what was written as a whole: whoever goes on from what it wrote sees whether it is still there.
         self.writes = 0
+        self._fronts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -149,6 +157,19 @@ class InputBatch:
     def positions(self) -> torch.Tensor:
         """(max_tokens,) int64, each token's place in its request."""
         return self.buffers.tensors["positions"]
+
+    def front(self, num_tokens: int, keep: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(input_ids, positions)`` of the first ``num_tokens`` tokens: a model's arguments.
+
+        With ``keep``, and for sizes that were once asked for so, the same two tensors each time: who compares objects
+        need not look at addresses and shapes.
+        """
+        found = self._fronts.get(num_tokens)
+        if found is None:
+            found = self.input_ids[:num_tokens], self.positions[:num_tokens]
+            if keep:
+                self._fronts[num_tokens] = found
+        return found
 
     def last_token_rows(self, num_reqs: int) -> torch.Tensor:
         """(num_reqs,) int64: the row of each request's last token in the stream."""
@@ -182,18 +203,19 @@ class InputBatch:
         tokens of all rows one after the other."""
         self.writes += 1
         num_reqs, ends = len(requests), counts.cumsum()
-        self.fill_block_table(requests, lengths)
+        self._check_room(requests, lengths)
+        changed = self.fill_block_table(requests)
         num_tokens = int(ends[-1])
         owner = np.repeat(self._steps[:num_reqs], counts)
         positions = self._steps[:num_tokens] + np.repeat(lengths - ends, counts)
-        block = self.table.host["block_table"][owner, positions // self.block_size].astype(np.int64)
+        block = self.buffers.host["block_table"][owner, positions // self.block_size].astype(np.int64)
         self._put("input_ids", ids, num_tokens, num_padded, 0)
         self._put("positions", positions, num_tokens, num_padded, 0)
         self._put("token_to_req", owner, num_tokens, num_padded, 0)
         slots = block * self.block_size + positions % self.block_size
         self._put("slot_mapping", slots, num_tokens, num_padded, -1)
         self._put_requests(ends, lengths)
-        self.buffers.send()
+        self.send(changed)
         return self.metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
 
     def fill_dummy(self, num_tokens: int, decode_only: bool) -> AttentionMetadata:
@@ -215,20 +237,14 @@ class InputBatch:
         self._put("token_to_req", self._steps[:num_tokens] // share, num_tokens, num_tokens, 0)
         self._put("slot_mapping", -1, num_tokens, num_tokens, -1)
         self._put_requests(ends, np.diff(ends, prepend=0))
-        self.buffers.send()
-        self.table.host["block_table"][:] = NULL_BLOCK
-        self.table.send()
+        self.buffers.host["block_table"][:] = NULL_BLOCK
+        self.send([self.max_reqs - 1])
         self._rows = [([], 0)] * self.max_reqs
         return self.metadata(num_reqs, num_tokens, share, self.max_model_len, decode_only)
 
-    def fill_block_table(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any] | None = None) -> None:
-        """Only rows whose request or number of blocks changed; sent up to the last row in use.
-
-        ``lengths``: how many tokens each must have room for, if that is to be checked.
-        """
-        if lengths is not None:
-            self._check_room(requests, lengths)
-        table, rows, changed = self.table.host["block_table"], self._rows, -1
+    def fill_block_table(self, requests: Sequence[Request]) -> list[int]:
+        """Writes the rows whose request or number of blocks changed, and returns them."""
+        table, rows, changed = self.buffers.host["block_table"], self._rows, []
         for row, request in enumerate(requests):
             blocks = request.blocks
             held, known = rows[row]
@@ -236,9 +252,12 @@ class InputBatch:
                 first = known if held is blocks and known < len(blocks) else 0
                 table[row, first : len(blocks)] = blocks[first:]
                 rows[row] = (blocks, len(blocks))
-                changed = row
-        if changed >= 0:
-            self.table.send((changed + 1) * self.width * table.itemsize)
+                changed.append(row)
+        return changed
+
+    def send(self, changed: Sequence[int]) -> None:
+        """Copies all inputs to the device, and the block table as far as rows of it ``changed``."""
+        self.buffers.send(self._stops[changed[-1] + 1 if changed else 0])
 
     def _check_room(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any]) -> None:
         """Too few blocks would let old entries of the table be taken for a request's own."""
@@ -269,7 +288,7 @@ class InputBatch:
         """The whole buffers, not views of their fronts: the same tensors in every step."""
         tensors = self.buffers.tensors
         return AttentionMetadata(
-            block_table=self.table.tensors["block_table"],
+            block_table=tensors["block_table"],
             seq_lens=tensors["seq_lens"],
             query_start_loc=tensors["query_start_loc"],
             token_to_req=tensors["token_to_req"],

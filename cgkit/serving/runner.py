@@ -167,7 +167,7 @@ class Runner:
         # A recorded graph froze its attention's path; beside graphs the batch itself decides.
         metadata = self.inputs.fill(batch, padded, decode_only=uniform)
         with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-            hidden = self.executor.forward(self.inputs.input_ids[:padded], self.inputs.positions[:padded])
+            hidden = self.executor.forward(*self.inputs.front(padded))
         tokens = self._next_tokens(hidden, batch, uniform)
         kind, seconds = "decode" if uniform else "prefill", time.perf_counter() - started
         if events.has_readers(events.StepRan):

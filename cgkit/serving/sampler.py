@@ -19,6 +19,7 @@ from cgkit.serving.input_batch import PersistentBuffers
 from cgkit.serving.sampling import draw, draw_keys
 from cgkit.serving.scheduler import ScheduledStep
 
+Project = Callable[[torch.Tensor], torch.Tensor]
 Work = Callable[[torch.Tensor], None]
 
 
@@ -57,8 +58,10 @@ class Sampler:
         self._limits = (False, False)
         self._drawing = False
 
-    def prepare(self, step: ScheduledStep, last_token: torch.Tensor, slot: int, num_rows: int) -> Work:
-        """What turns the hidden states of ``step`` into tokens, for the device.
+    def prepare(
+        self, step: ScheduledStep, last_token: torch.Tensor, slot: int, num_rows: int
+    ) -> tuple[Project, Work]:
+        """What turns the hidden states of ``step`` into logits, and logits into tokens, on the device.
 
         ``last_token``: (max_reqs,) the row of each request's last token; ``num_rows``: how many rows of logits are
         computed, at least as many as there are requests.
@@ -69,7 +72,8 @@ class Sampler:
         if self._drawing:
             self._send_keys(step)
         rows = None if step.uniform else last_token[:num_rows]
-        return partial(self._work, count, num_rows, rows, self._place(slot), self._drawing and self._limits)
+        limits = self._limits if self._drawing else None
+        return partial(self._project, num_rows, rows), partial(self._work, count, self._place(slot), limits)
 
     def _place(self, slot: int) -> torch.Tensor:
         return self.places[slot % len(self.places)]
@@ -78,28 +82,26 @@ class Sampler:
         """The tokens that arrived; the caller has waited for them."""
         return self._place(slot)[:count].tolist()
 
-    def _work(
-        self,
-        count: int,
-        num_rows: int,
-        rows: torch.Tensor | None,
-        place: torch.Tensor,
-        limits: tuple[bool, bool] | bool,
-        hidden: torch.Tensor,
-    ) -> None:
-        sampled = self.sampled[:count]
+    def _project(self, num_rows: int, rows: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's output projection of the rows that count, and of padding rows up to ``num_rows``."""
         if rows is not None:
             hidden = self._last_rows(hidden, rows)
         elif len(hidden) > num_rows:
             hidden = hidden[:num_rows]
         if self.logits is None:
-            logits = self.model.compute_logits(hidden)[:count]
-        else:
-            self.model.logits_into(hidden, self.logits[: len(hidden)])
-            logits = self.logits[:count]
+            return self.model.compute_logits(hidden)
+        logits = self.logits[: len(hidden)]
+        self.model.logits_into(hidden, logits)
+        return logits
+
+    def _work(
+        self, count: int, place: torch.Tensor, limits: tuple[bool, bool] | None, logits: torch.Tensor
+    ) -> None:
+        """Tokens for the next step, and a copy of them on its way to the host."""
+        logits, sampled = logits[:count], self.sampled[:count]
         torch.argmax(logits, dim=-1, out=sampled)
-        if limits:
-            self._draw(logits, sampled, limits)  # type: ignore[arg-type]
+        if limits is not None:
+            self._draw(logits, sampled, limits)
         place[:count].copy_(sampled, non_blocking=True)
 
     def _last_rows(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

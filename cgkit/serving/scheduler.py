@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 
 from cgkit.errors import ServingError
@@ -261,21 +262,18 @@ class Scheduler:
         Rows that wanted none, and requests that ended meanwhile, are passed over. Returns who got what.
         """
         taken: list[tuple[Request, int]] = []
-        wants = step.wants
-        for row, request in enumerate(step.requests):
-            if wants is not None and not wants[row]:
-                continue
+        rows = zip(step.requests, tokens)
+        for request, token in rows if step.wants is None else compress(rows, step.wants):
             request.num_in_flight -= 1
             if request.finish_reason:
                 continue
-            token = tokens[row]
+            ids = request.token_ids
+            ids.append(token)
             taken.append((request, token))
-            request.token_ids.append(token)
             if token in request.stop_ids:
                 request.finish_reason = "stop"
-            elif request.tokens_left <= 0:
+                self._remove(request)
+            elif len(ids) > request.end:
                 request.finish_reason = "length"
-            else:
-                continue
-            self._remove(request)
+                self._remove(request)
         return taken

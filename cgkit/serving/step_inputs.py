@@ -38,7 +38,6 @@ class StepInputs:
     def __init__(self, inputs: InputBatch, queue: DeviceQueue, areas: int = DEPTH) -> None:
         self.inputs, self.queue = inputs, queue
         inputs.buffers.stage_in(areas, queue)
-        inputs.table.stage_in(areas, queue)
         reqs, device = inputs.max_reqs, inputs.device
         # Which row of the step before each fetched token comes from, and which token of this step it becomes.
         self.origins = PersistentBuffers(
@@ -47,7 +46,6 @@ class StepInputs:
         self.origins.stage_in(areas, queue)
         self.sampled = torch.zeros(reqs, dtype=torch.int64, device=device)
         self._fetched = torch.zeros(reqs, dtype=torch.int64, device=device)
-        self._rows = np.arange(reqs)
         self._steady: tuple[int, int, int] | None = None  # rows, padded, writes: of the plain decode step before
         self._fronts: tuple[Any, ...] = ()
         self._copies: dict[int, Fetch] = {}
@@ -73,9 +71,8 @@ class StepInputs:
 
     def _fronts_of(self, count: int) -> tuple[Any, ...]:
         """The arrays that a plain decode step moves on, as far as it does."""
-        host, table = self.inputs.buffers.host, self.inputs.table.host["block_table"].reshape(-1)
-        starts = self._rows[:count] * self.inputs.width
-        return host["positions"][:count], host["seq_lens"][:count], host["slot_mapping"][:count], table, starts
+        host = self.inputs.buffers.host
+        return host["positions"][:count], host["seq_lens"][:count], host["slot_mapping"][:count]
 
     def _origins(self, step: ScheduledStep) -> tuple[list[int], list[int], list[int]]:
         """The tokens that the host knows (0 for the others), and for the others where they come from and go to."""
@@ -110,15 +107,15 @@ class StepInputs:
 
     def _move_on(self, step: ScheduledStep, count: int) -> AttentionMetadata:
         """The same rows, one token further."""
-        inputs = self.inputs
-        inputs.fill_block_table(step.requests)
-        positions, lengths, slots, table, starts = self._fronts
+        inputs, size = self.inputs, self.inputs.block_size
+        changed = inputs.fill_block_table(step.requests)
+        positions, lengths, slots = self._fronts
         positions += 1
         lengths += 1
-        blocks, offsets = np.divmod(positions, inputs.block_size)
-        blocks += starts
-        np.multiply(table[blocks], inputs.block_size, out=slots)
-        slots += offsets
-        inputs.buffers.send()
+        slots += 1  # the next slot of the same block, unless the row has got another one
+        for row in changed:
+            block, offset = divmod(int(positions[row]), size)
+            slots[row] = step.requests[row].blocks[block] * size + offset
+        inputs.send(changed)
         self._longest += 1
         return inputs.metadata(count, count, 1, self._longest, True)

@@ -8,8 +8,8 @@ from typing import Any
 from cgkit.capturing.dispatcher import CudagraphDispatcher, Route
 from cgkit.forward_context import BatchDescriptor
 
-#: Where the host's time goes: all but ``forward`` (the call of the model) and ``wait`` (for its tokens) is the
-#: engine's own.
+#: Where the host's time goes: all but ``forward`` (calling the model and its output projection) and ``wait`` (for the
+#: tokens) is the engine's own.
 PARTS = ("schedule", "fill", "route", "sample", "post", "forward", "wait")
 SCHEDULE, FILL, ROUTE, SAMPLE, POST, FORWARD, WAIT = range(len(PARTS))
 OWN = PARTS[:FORWARD]
