@@ -34,6 +34,7 @@ _WHERE = {
     "capturing": (
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
     ),
+    "measuring.plan_sizes": "plan_capture_sizes",
     "measuring.predict_pool": "predict_pool",
     "serving": "Engine Runner SamplingParams load_model",
     "measuring.compile_log": "CompilationLog record_compilation",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
+    from cgkit.measuring.plan_sizes import plan_capture_sizes
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Engine, Runner, SamplingParams, load_model

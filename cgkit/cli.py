@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit bench`` and ``cgkit cache``.
+"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit plan``, ``cgkit bench`` and ``cgkit cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -52,9 +52,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="Watch an LLM decode step get traced, split, compiled, recorded and replayed.",
     )
     parser.add_argument("--version", action="version", version=f"cgkit {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_LazyParser
+    )
     _tour_parser(commands, common)
     _timeline_parser(commands, common)
+    _plan_parser(commands, common)
     _bench_parser(commands, common)
     _cache_parser(commands, common)
     return parser
@@ -109,6 +112,19 @@ def _timeline_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     timeline.set_defaults(run=run_timeline)
 
 
+def _plan_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    plan = commands.add_parser(
+        "plan",
+        parents=[common],
+        help="which batch sizes to capture, for your traffic and your memory",
+        description="Finds the list of capture sizes with the least expected step time within a budget, and prints it "
+        "beside the lists of the article, vLLM, SGLang and TensorRT-LLM, each cut to the same budget, and as their "
+        "options.",
+    )
+    plan.load = lambda: import_module("cgkit.measuring.plan_command")
+    plan.set_defaults(run=run_plan)
+
+
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     bench = commands.add_parser("bench", help="measure one claim", description="Measures one claim.")
     names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
@@ -138,7 +154,7 @@ def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 class _LazyParser(argparse.ArgumentParser):
-    """Asks a benchmark for its options only when that benchmark was named."""
+    """Asks a command or a benchmark for its options only when it was named."""
 
     load: Callable[[], Any] | None = None
 
@@ -227,6 +243,17 @@ def run_timeline(args: argparse.Namespace, write: Callable[[dict[str, Any]], Non
     from cgkit.measuring import timeline_command
 
     result = timeline_command.run(args.trace, out=args.out, step=args.step, python=args.python)
+    print(result.text(), file=sys.stderr if args.json else sys.stdout)
+    write(result.facts())
+    return 0
+
+
+def run_plan(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit plan``."""
+    from cgkit.measuring import plan_command
+
+    with progress_bars():
+        result = plan_command.run(args)
     print(result.text(), file=sys.stderr if args.json else sys.stdout)
     write(result.facts())
     return 0

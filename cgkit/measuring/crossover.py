@@ -288,6 +288,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache of each request")
     parser.add_argument("--repeats", type=int, default=40, help="counted steps of each row")
     parser.add_argument("--device", default=None, choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the rows as CSV too: cgkit plan --step-cost takes it"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -300,4 +303,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         layers=args.layers,
         repeats=args.repeats,
     )
-    return {**found.facts(), "frame": found.to_frame()}
+    frame = found.to_frame()
+    if args.csv:
+        from cgkit.files import whole_file
+
+        with whole_file(args.csv) as part:
+            frame.to_csv(part, index=False)
+    return {**found.facts(), "frame": frame}

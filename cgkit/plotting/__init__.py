@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts
+from cgkit.plotting import memory_charts, padding_charts, plan_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -38,6 +38,7 @@ __all__ = [
     "ms_per_token",
     "padding_charts",
     "padding_steps",
+    "plan_charts",
     "save",
     "split_graph",
     "style",

@@ -179,6 +179,22 @@ def timeline_card(artefact: Any) -> str:
     return _card(artefact, _timeline_picture(artefact), f"<ul>{lines}</ul>", steps, table(kinds, rows=14))
 
 
+def capture_plan(artefact: Any) -> str:
+    """What comes and what is recorded, size by size, and the options of the engines."""
+    options = "\n\n".join(artefact.options().values())
+    return _card(
+        artefact,
+        Picture(artefact.plot()).svg(),
+        table(artefact.to_frame(), rows=8),
+        f"<details><summary>as an option of vLLM, SGLang, TensorRT-LLM</summary><pre>{escape(options)}</pre></details>",
+    )
+
+
+def sizes_comparison(artefact: Any) -> str:
+    """The plan's sizes, and what a step costs with each list."""
+    return _card(artefact, Picture(artefact.overview()).svg(), table(artefact.to_frame(), rows=12))
+
+
 _CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
 
 
@@ -238,6 +254,10 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Padding": measured,
     "PoolPrediction": measured,
     "Waterfall": measured,
+    "CapturePlan": capture_plan,
+    "SizesComparison": sizes_comparison,
+    "SimulatedTraffic": measured,
+    "StepCost": table_only,
     "PassReport": pass_report,
     "PassReports": pass_reports,
     "FunctionalizationCost": table_only,
