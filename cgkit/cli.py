@@ -363,6 +363,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
     ),
+    "serve": (
+        "real or made-up traffic through several modes: latencies, batches, padding, which graphs ran",
+        lambda: import_module("cgkit.measuring.bench_serve"),
+    ),
     "startup": (
         "a second process with nothing changed against the first: whole start and compile stage",
         lambda: import_module("cgkit.measuring.bench_startup"),

@@ -4,7 +4,7 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts, plan_charts
+from cgkit.plotting import memory_charts, padding_charts, plan_charts, serve_charts
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -40,6 +40,7 @@ __all__ = [
     "padding_steps",
     "plan_charts",
     "save",
+    "serve_charts",
     "split_graph",
     "style",
     "svg",

@@ -113,7 +113,7 @@ class Engine(Shown):
         scheduler: who waits and who runs.
         reports: one :class:`StepReport` a step, the last ``keep_reports`` of them.
         requests: by name, until they are finished.
-        num_preemptions: over all steps.
+        num_steps, num_preemptions: since it was made.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Engine(Shown):
         self._last_row = runner.inputs.last_token_rows(runner.inputs.max_reqs)
         self._launched: deque[_Launched] = deque()
         self._aborted: list[Request] = []
-        self._steps = self._named = 0
+        self.num_steps = self._named = 0
         self._asked_of: CapturedGraphs | None = None
         self._tried: dict[tuple[int, bool], tuple[str, ...]] = {}
         marks.register(self)
@@ -276,9 +276,9 @@ class Engine(Shown):
         scheduled = clock()
         route = self.runner.executor.route(step.num_tokens, uniform)
         routed = clock()
-        slot = self._steps % DEPTH
-        self._steps += 1
-        report = StepReport(self._steps, route, uniform, len(step.requests), step.num_tokens)
+        slot = self.num_steps % DEPTH
+        self.num_steps += 1
+        report = StepReport(self.num_steps, route, uniform, len(step.requests), step.num_tokens)
         metadata, fetch = self.inputs.fill(step, route.num_tokens)
         filled = clock()
         project, sample = self.sampler.prepare(step, self._last_row, slot, self._num_rows(step, route))
@@ -390,5 +390,5 @@ class Engine(Shown):
         return (
             f"Engine of {type(self.runner.model).__name__}: {len(scheduler.running)} requests running, "
             f"{len(scheduler.waiting)} waiting, {self.runner.kv_cache.allocator!r}\n"
-            f"  {self._steps:,} steps ({taken or 'none finished'}), {self.num_preemptions:,} preemptions"
+            f"  {self.num_steps:,} steps ({taken or 'none finished'}), {self.num_preemptions:,} preemptions"
         )
