@@ -32,6 +32,9 @@ class CompilationCounter(Shown):
     num_eager_compiles: int = 0  # really "compiled" by the eager adaptor
     num_gpu_runner_capture_triggers: int = 0  # sizes that a runner asked to record
     num_cudagraph_captured: int = 0  # recorded graphs: sizes x capturable pieces
+    num_replay_plans_built: int = 0  # flat plans of PIECEWISE steps, laid out and checked at capture
+    num_replay_plans_refused: int = 0  # keys that have none, for a reason that ReplayPlans shows
+    num_module_path_steps: int = 0  # PIECEWISE steps without a plan although plans were asked for
     num_cache_entries_updated: int = 0  # new entries in the compile cache on disk
     num_compiled_artifacts_saved: int = 0  # compiled pieces written to disk
     num_compiled_artifacts_loaded: int = 0  # compiled pieces read from disk
@@ -116,6 +119,9 @@ for _kind, _name in [
     (events.CompileRequested, "num_backend_compilations"),
     (events.CaptureTriggered, "num_gpu_runner_capture_triggers"),
     (events.GraphCaptured, "num_cudagraph_captured"),
+    (events.PlanBuilt, "num_replay_plans_built"),
+    (events.PlanRefused, "num_replay_plans_refused"),
+    (events.PlanPassedOver, "num_module_path_steps"),
     (events.CacheEntryUpdated, "num_cache_entries_updated"),
     (events.ArtifactSaved, "num_compiled_artifacts_saved"),
     (events.ArtifactLoaded, "num_compiled_artifacts_loaded"),

@@ -186,6 +186,36 @@ class GraphMemory(Event):
 
 
 @dataclass(frozen=True)
+class PlanBuilt(Event):
+    """A replay plan was laid out for one PIECEWISE key, and gives what the module path gives."""
+
+    model: str
+    num_tokens: int
+    kind: str  # "any batch" or "decode"
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlanRefused(Event):
+    """No replay plan could be laid out for one PIECEWISE key: the module path serves it."""
+
+    model: str
+    num_tokens: int
+    kind: str  # "any batch" or "decode"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanPassedOver(Event):
+    """A PIECEWISE step takes the module path, because it has no plan or is not the step of one."""
+
+    model: str
+    num_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class CaptureFinished(Event):
     """All sizes are recorded and the lock is set."""
 

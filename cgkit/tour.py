@@ -258,8 +258,7 @@ class _Lane:
         with torch.no_grad():
             metadata = runner.inputs.fill(batch, padded, decode_only=uniform)
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                inputs = runner.inputs.input_ids[:padded], runner.inputs.positions[:padded]
-                hidden = runner.executor.forward(*inputs)
+                hidden = runner.executor.forward(*runner.inputs.front(padded))
             last = hidden[runner.inputs.last_token_rows(len(batch))]
             return runner.model.compute_logits(last).argmax(-1).tolist()
 

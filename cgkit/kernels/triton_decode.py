@@ -9,6 +9,7 @@ combines their results: still one launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
-from cgkit.torch_hooks import current_raw_stream
+from cgkit.torch_hooks import LaunchStream, current_raw_stream
 
 #: Positions of the context read at a time, and the least that a divided context gives one program.
 TILE, MIN_CHUNK = 64, 256
@@ -178,27 +179,59 @@ def _launch_and_plan(
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     metadata: PagedMetadata, output: Tensor, scale: float,
 ) -> tuple[Any, ...] | None:  # fmt: skip
+    whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
+    grid, tensors, workspace, constants = _launch_of(*whole, key_cache, value_cache, metadata, output, scale)
+    _launch(grid, tensors, (), constants)
+    direct = _launch.prepared(tensors, constants)
+    if direct is None or whole[0] is not query or whole[1] is not key or whole[2] is not value:
+        return None
+    return grid, direct, tuple(tensor.data_ptr() for tensor in workspace), constants
+
+
+def _launch_of(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
+    metadata: PagedMetadata, output: Tensor, scale: float,
+) -> tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Any, ...]]:  # fmt: skip
+    """Grid, tensors, those of them that are workspace, and constants; heads lie one after the other."""
     batch, heads, head_dim = query.shape
     kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
     group = heads // kv_heads
     rows, dim = max(16, power_of_2(group)), max(16, power_of_2(head_dim))
     splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
     workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
-    whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
-    grid = (batch, kv_heads, splits)
     tensors = (
-        *whole, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
+        query, key, value, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
         *(workspace or (output, output, output)),
     )  # fmt: skip
     constants = (
-        scale * LOG2_E, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
+        scale * LOG2_E, *map(row_stride, (query, key, value)), row_stride(output), table.stride(0), kv_heads,
         group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
     )  # fmt: skip
-    _launch(grid, tensors, (), constants)
-    direct = _launch.prepared(tensors, constants)
-    if direct is None or whole[0] is not query or whole[1] is not key or whole[2] is not value:
-        return None
-    return grid, direct, tuple(tensor.data_ptr() for tensor in workspace), constants
+    return (batch, kv_heads, splits), tensors, workspace, constants
+
+
+def prepared_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+    stream: LaunchStream,
+) -> Callable[[], None] | None:
+    """:func:`paged_attention_decode` with these very tensors at each call; None where it cannot be prepared.
+
+    Launches once. What the tensors hold may change, and where they lie may not.
+    """
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    if any(with_whole_heads(tensor) is not tensor for tensor in (query, key, value)):
+        return None  # they are copied at each step
+    grid, tensors, _, constants = _launch_of(
+        query, key, value, key_cache, value_cache, metadata, output, scale
+    )
+    return _launch.fixed(grid, tensors, (), constants, stream)
 
 
 def num_splits(programs: int, max_context: int, device_index: int) -> int:

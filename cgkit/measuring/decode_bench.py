@@ -127,7 +127,7 @@ class DecodeBench:
     def steps(self, batch: int) -> dict[str, Step]:
         """The step of each mode: the model up to its last norm, on buffers that are filled already."""
         metadata, inputs, forward = self.prepared(batch), self.runner.inputs, self.executor.forward
-        ids, positions = inputs.input_ids[:batch], inputs.positions[:batch]
+        ids, positions = inputs.front(batch)
         model = self.model
 
         def eager() -> Any:

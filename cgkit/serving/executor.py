@@ -148,6 +148,8 @@ class Executor:
                 platform=platform,
             )
         self.captured, self.forward = captured, captured.run
+        for reason, count in captured.plans.refused.items():
+            logger.warning("%d steps have no replay plan and take the module path: %s", count, reason)
         logger.info(
             "capturing finished in %.1f s: %d %s graphs of %d sizes, %.1f MiB reserved, peak %.1f MiB",
             time.perf_counter() - started,

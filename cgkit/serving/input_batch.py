@@ -146,6 +146,7 @@ class InputBatch:
         self._steps = np.arange(max_tokens, dtype=np.int64)
         #: Counts what was written as a whole: whoever goes on from what it wrote sees whether it is still there.
         self.writes = 0
+        self._decode_of = (0, 0)  # requests and padded tokens of the last step, if it was a decode step
         self._fronts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -184,9 +185,12 @@ class InputBatch:
         Raises:
             ServingError: a request has fewer blocks than its tokens need.
         """
-        counts = np.fromiter((each.num_tokens for each in batch), np.int64, len(batch))
-        computed = np.fromiter((each.request.num_computed for each in batch), np.int64, len(batch))
-        requests = [each.request for each in batch]
+        requests = [request for request, _ in batch]
+        computed = np.fromiter([request.num_computed for request in requests], np.int64, len(batch))
+        if decode_only:
+            ids = [request.token_ids[request.num_computed] for request in requests]
+            return self._fill_decode(requests, computed + 1, ids, num_padded)
+        counts = np.fromiter([count for _, count in batch], np.int64, len(batch))
         ids = [t for r, n in batch for t in r.token_ids[r.num_computed : r.num_computed + n]]
         return self.fill_rows(requests, counts, computed + counts, ids, num_padded, decode_only)
 
@@ -201,7 +205,10 @@ class InputBatch:
     ) -> AttentionMetadata:
         """:meth:`fill`, from what is known of each row: how many tokens it runs, how long it is with them, and the
         tokens of all rows one after the other."""
+        if decode_only:
+            return self._fill_decode(requests, lengths, ids, num_padded)
         self.writes += 1
+        self._decode_of = (0, 0)
         num_reqs, ends = len(requests), counts.cumsum()
         self._check_room(requests, lengths)
         changed = self.fill_block_table(requests)
@@ -216,7 +223,36 @@ class InputBatch:
         self._put("slot_mapping", slots, num_tokens, num_padded, -1)
         self._put_requests(ends, lengths)
         self.send(changed)
-        return self.metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
+        return self.metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), False)
+
+    def _fill_decode(
+        self, requests: Sequence[Request], lengths: np.ndarray[Any, Any], ids: Sequence[int], num_padded: int
+    ) -> AttentionMetadata:
+        """:meth:`fill_rows` where each request has one token: row i is request i, so much of it is the last step's already.
+
+        A decode step's inputs stand between the batch and the first replay, so they are worth a way of their own.
+        """
+        self.writes += 1
+        count, steps, host = len(requests), self._steps, self.buffers.host
+        self._check_room(requests, lengths)
+        changed = self.fill_block_table(requests)
+        positions = lengths - 1
+        inside = positions // self.block_size
+        slots = host["block_table"][steps[:count], inside] * np.int64(self.block_size)
+        slots += positions - inside * self.block_size
+        host["input_ids"][:count] = ids
+        host["positions"][:count] = positions
+        host["slot_mapping"][:count] = slots
+        host["seq_lens"][:count] = lengths
+        if self._decode_of != (count, num_padded):
+            self._put("input_ids", host["input_ids"][:count], count, num_padded, 0)
+            self._put("positions", positions, count, num_padded, 0)
+            self._put("slot_mapping", slots, count, num_padded, -1)
+            self._put("token_to_req", steps[:count], count, num_padded, 0)
+            self._put_requests(steps[:count] + 1, lengths)
+            self._decode_of = (count, num_padded)
+        self.send(changed)
+        return self.metadata(count, count, 1, int(lengths.max()), True)
 
     def fill_dummy(self, num_tokens: int, decode_only: bool) -> AttentionMetadata:
         """Inputs for tracing, warming up and recording at ``num_tokens``: valid everywhere, real nowhere.
@@ -228,6 +264,7 @@ class InputBatch:
         self.writes += 1
         if self.device.type == "cuda":  # no result is read here, which would say that the last copy is done
             torch.cuda.synchronize(self.device)
+        self._decode_of = (0, 0)
         num_reqs = num_tokens if decode_only else min(num_tokens, self.max_reqs)
         share = -(-num_tokens // num_reqs)
         num_reqs = -(-num_tokens // share)

@@ -70,6 +70,7 @@ class SplitGraph(Shown):
         graph_module: the whole graph with sizes decomposed (a copy); the pieces hold its nodes.
         pieces: all pieces in order; run one after the other they are the graph.
         splitting_ops: the operators that were cut at, as ``ns::name[.overload]``.
+        assignment: which node of ``graph_module`` belongs to which piece.
         inputs: the names of the graph's inputs, in order.
         example_inputs: an example of each (fake tensors, SymInts); None if the graph brought none.
         model_name: the traced model's class, or the fx graph's.
@@ -94,7 +95,7 @@ class SplitGraph(Shown):
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.inputs = [node.name for node in placeholders]
         self.example_inputs: list[Any] | None = _examples(traced, placeholders)
-        self._assignment = assignment
+        self.assignment = assignment
         self._stitchings: dict[bool, Stitching] = {}
         self._default: Callable[..., Any] | None = None
         self._lines: dict[int, list[NodeLine]] = {}
@@ -181,7 +182,7 @@ class SplitGraph(Shown):
     def to_frame(self) -> pd.DataFrame:
         """One row a piece: ``piece``, ``kind``, ``nodes``, ``inputs``, ``outputs``, ``operators``,
         ``content`` (equal for pieces whose nodes do the same)."""
-        return pieces_frame(self, [len(nodes) for nodes in self._assignment.pieces])
+        return pieces_frame(self, [len(nodes) for nodes in self.assignment.pieces])
 
     def edges_frame(self) -> pd.DataFrame:
         """One row a value and piece that takes it: ``value``, ``from_piece`` ("" for an input of the
@@ -223,7 +224,7 @@ class SplitGraph(Shown):
 
     def _stitching(self, inline: bool) -> Stitching:
         if inline not in self._stitchings:
-            self._stitchings[inline] = Stitching(self.graph_module, self._assignment, self.pieces, inline)
+            self._stitchings[inline] = Stitching(self.graph_module, self.assignment, self.pieces, inline)
         return self._stitchings[inline]
 
 
