@@ -1,9 +1,10 @@
 """``cgkit bench engine``: the host's time a step outside of the model, by part.
 
-Batches of requests decode side by side until each has been measured for long enough; what counts is the engine's own work
-(scheduling, inputs, dispatch, launching the sampling, handing tokens out), not the call of the model and not the waiting
-for its tokens. Batches and ways (ahead of the device or not) take turns, since a machine's speed drifts. On a CPU the
-inputs' and the sampling's arithmetic runs inside of those parts: a dry run, whose figures are no GPU's.
+Batches of requests decode side by side until each has been measured for long enough; what counts is the
+engine's own work (scheduling, inputs, dispatch, launching the sampling, handing tokens out), not the call of
+the model and not the waiting for its tokens. Batches and ways (ahead of the device or not) take turns, since a
+machine's speed drifts. On a CPU the inputs' and the sampling's arithmetic runs inside of those parts: a dry
+run, whose figures are no GPU's.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def make_runner(args: argparse.Namespace) -> Runner:
     )
     most, length = max(args.batches), args.context + TURN + 8
     sizes = None if args.mode == "NONE" else tuple(sorted({1, 2, 4, 8, 16, 32, *args.batches}))
-    config = CompilationConfig(cudagraph_mode=args.mode, cudagraph_capture_sizes=sizes, compiler=args.compiler)
+    config = CompilationConfig(
+        cudagraph_mode=args.mode, cudagraph_capture_sizes=sizes, compiler=args.compiler
+    )
     runner = Runner(
         model,
         config=config,

@@ -1,8 +1,8 @@
 """``cgkit bench serve``: the same traffic through several modes, side by side.
 
-Each mode has a runner of its own over the same weights; arrivals are in real time (``--speed`` times the trace's), rounds
-take turns. Weights are random unless a model is loaded, prompts are random tokens, answers as long as the trace says. On
-a CPU graphs are emulated and every latency is the CPU's: a dry run, which says so.
+Each mode has a runner of its own over the same weights; arrivals are in real time (``--speed`` times the
+trace's), rounds take turns. Weights are random unless a model is loaded, prompts are random tokens, answers as
+long as the trace says. On a CPU graphs are emulated and every latency is the CPU's: a dry run, which says so.
 """
 
 from __future__ import annotations
@@ -33,34 +33,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``cgkit bench serve``."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--trace", metavar="FILE", help="requests as CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's format)"
+        "--trace",
+        metavar="FILE",
+        help="requests as CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's format)",
     )
     what.add_argument(
-        "--synthetic", type=int, metavar="N", help="N requests made up from --seed (default without a trace: 64)"
+        "--synthetic",
+        type=int,
+        metavar="N",
+        help="N requests made up from --seed (default without a trace: 64)",
     )
-    parser.add_argument("--rate", type=float, default=8.0, help="synthetic requests a second (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=float, default=256, help="their mean length (default: %(default)s)")
-    parser.add_argument("--output-tokens", type=float, default=64, help="their mean answer (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=8.0, help="synthetic requests a second (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=float, default=256, help="their mean length (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output-tokens", type=float, default=64, help="their mean answer (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of synthetic requests and of prompts' tokens")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     parser.add_argument("--speed", type=float, default=1.0, help="2: requests arrive twice as fast")
-    parser.add_argument("--scale-lengths", type=float, default=1.0, help="lengths times this, for a small model")
+    parser.add_argument(
+        "--scale-lengths", type=float, default=1.0, help="lengths times this, for a small model"
+    )
     parser.add_argument("--modes", nargs="+", default=list(MODES), metavar="MODE", help="(default: all four)")
-    parser.add_argument("--rounds", type=int, default=1, help="each mode serves the traffic so often, in turn")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="each mode serves the traffic so often, in turn"
+    )
     parser.add_argument("--shape", default="llama-3.2-1b", choices=sorted(PRESETS))
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=1024)
     parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--kv-cache-tokens", type=int, help="(default: every request at its longest, at most 1 GiB)")
-    parser.add_argument("--sizes", type=int, nargs="+", help="capture sizes (default: up to max-num-seqs and 256)")
+    parser.add_argument(
+        "--kv-cache-tokens", type=int, help="(default: every request at its longest, at most 1 GiB)"
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", help="capture sizes (default: up to max-num-seqs and 256)"
+    )
     parser.add_argument("--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"])
-    parser.add_argument("--no-async", action="store_true", help="read each step's tokens before the next is prepared")
+    parser.add_argument(
+        "--no-async", action="store_true", help="read each step's tokens before the next is prepared"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument("--csv", metavar="FILE", help="the table as CSV")
     parser.add_argument("--requests-csv", metavar="FILE", help="a row a mode, round and request")
     parser.add_argument("--steps-csv", metavar="FILE", help="a row a mode, round and step")
-    parser.add_argument("--histogram", metavar="FILE", help="batch sizes of the first mode, for cgkit plan --histogram")
+    parser.add_argument(
+        "--histogram", metavar="FILE", help="batch sizes of the first mode, for cgkit plan --histogram"
+    )
     parser.add_argument("--chart", metavar="FILE", help="a picture (svg, png or pdf)")
 
 
@@ -78,7 +101,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise CaptureError("cgkit bench serve measures a GPU, and there is none; --device cpu is a dry run")
     modes = [CUDAGraphMode.parse(mode, "--modes").name for mode in args.modes]
     if len(set(modes)) < len(modes) or args.rounds < 1:
-        raise ConfigError(f"--modes {' '.join(args.modes)} --rounds {args.rounds}: name each mode once, and 1 round at least")
+        raise ConfigError(
+            f"--modes {' '.join(args.modes)} --rounds {args.rounds}: name each mode once, and 1 round at least"
+        )
     shape = shape_of(args.shape, args.layers)
     longest = min(args.max_model_len, shape.max_position_embeddings)
     fitted = requests_of(args, longest)
@@ -101,9 +126,7 @@ def requests_of(args: argparse.Namespace, longest: int) -> FittedRequests:
             output_tokens=args.output_tokens,
             seed=args.seed,
         )
-    return fit_requests(
-        trace, longest, limit=args.limit, speed=args.speed, scale_lengths=args.scale_lengths
-    )
+    return fit_requests(trace, longest, limit=args.limit, speed=args.speed, scale_lengths=args.scale_lengths)
 
 
 def _runners(args: argparse.Namespace, modes: list[str], shape: Any, longest: int) -> dict[str, Runner]:
@@ -111,11 +134,13 @@ def _runners(args: argparse.Namespace, modes: list[str], shape: Any, longest: in
     device = torch.device(args.device)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = build_model(shape, random_weights(shape, dtype, args.device), dtype=dtype, device=device)
-    sizes = args.sizes or sorted({*(size for size in SIZES if size <= max(256, args.max_num_seqs)), args.max_num_seqs})
+    sizes = args.sizes or sorted(
+        {*(size for size in SIZES if size <= max(256, args.max_num_seqs)), args.max_num_seqs}
+    )
     runners = {}
     for mode in modes:
         config = CompilationConfig(
-            cudagraph_mode=mode,
+            cudagraph_mode=CUDAGraphMode.parse(mode, "--modes"),
             cudagraph_capture_sizes=None if mode == "NONE" else tuple(sizes),
             compiler=args.compiler,
         )
@@ -199,7 +224,9 @@ def _write(args: argparse.Namespace, served: list[ServedTraffic], frame: Any, ab
         save(overview(*chart_frames(served), _drawn(about)), args.chart)
     if about["requests_cut_to_fit"]:
         cut, total = about["requests_cut_to_fit"], about["requests"]
-        events.emit(events.Progress("fitting", 1, 1, f"{cut:,} of {total:,} requests were cut to fit the model"))
+        events.emit(
+            events.Progress("fitting", 1, 1, f"{cut:,} of {total:,} requests were cut to fit the model")
+        )
 
 
 def chart_frames(served: list[ServedTraffic]) -> tuple[Any, Any]:

@@ -68,7 +68,9 @@ def fit_requests(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit!r}: use a positive whole number")
     if max_model_len < 2:
-        raise ConfigError(f"max_model_len={max_model_len}: a request has a prompt and an answer, 2 tokens at least")
+        raise ConfigError(
+            f"max_model_len={max_model_len}: a request has a prompt and an answer, 2 tokens at least"
+        )
     count = len(trace) if limit is None else min(limit, len(trace))
     prompts, outputs, cut = [], [], 0
     for prompt, output in zip(trace.prompts[:count], trace.outputs[:count]):

@@ -1,8 +1,8 @@
 """Serves a trace of requests through an engine, in real time, and says what each request waited for.
 
-Times of a request, on the clock of the run: it *arrives* when the trace says so, whether or not the engine is free to
-notice; its *first token* and its *end* are when the engine handed them out. So queueing counts. TTFT is first token less
-arrival; TPOT is (end less first token) / (tokens - 1), of answers of two tokens or more.
+Times of a request, on the clock of the run: it *arrives* when the trace says so, whether or not the engine is
+free to notice; its *first token* and its *end* are when the engine handed them out. So queueing counts. TTFT is
+first token less arrival; TPOT is (end less first token) / (tokens - 1), of answers of two tokens or more.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class ServedTraffic(Shown):
         return (
             f"ServedTraffic {self.label}: {row['requests']:,} requests in {row['wall_s']:.2f} s, "
             f"{row['tokens_per_second']:,.0f} tokens a second\n"
-            f"  TTFT p50 {row['ttft_p50_ms']:.1f} ms, p99 {row['ttft_p99_ms']:.1f}; TPOT p50 {row['tpot_p50_ms']:.2f} ms, "
-            f"p99 {row['tpot_p99_ms']:.2f}\n"
+            f"  TTFT p50 {row['ttft_p50_ms']:.1f} ms, p99 {row['ttft_p99_ms']:.1f}; TPOT p50 "
+            f"{row['tpot_p50_ms']:.2f} ms, p99 {row['tpot_p99_ms']:.2f}\n"
             f"  {row['steps']:,} steps: {row['full_steps']:,} FULL, {row['piecewise_steps']:,} PIECEWISE, "
             f"{row['uncaptured_steps']:,} uncaptured; padding is {row['padding_of_computed']:.1%} of what was computed"
         )
@@ -123,13 +123,15 @@ def serve_traffic(
             last[number], refused[number] = now, output.finish_reason == "refused"
             done += 1
             if done % part == 0 and done < total:
-                events.emit(events.Progress(f"serving {label}", done, total, f"{engine.num_steps - before:,} steps"))
+                events.emit(
+                    events.Progress(f"serving {label}", done, total, f"{engine.num_steps - before:,} steps")
+                )
     wall = clock() - began
     events.emit(events.Progress(f"serving {label}", total, total, f"{engine.num_steps - before:,} steps"))
     if len(engine.reports) < engine.num_steps - before:
         raise ConfigError(
-            f"the engine took {engine.num_steps - before:,} steps and keeps reports of {len(engine.reports):,}: make it "
-            "with a larger keep_reports"
+            f"the engine took {engine.num_steps - before:,} steps and keeps reports of {len(engine.reports):,}: "
+            "make it with a larger keep_reports"
         )
     steps = engine.to_frame()
     steps["ended_s"] -= began

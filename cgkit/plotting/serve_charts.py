@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 _MARKS = ((0.5, "o", "median"), (0.9, "s", "p90"), (0.99, "D", "p99"))
 _HATCHES = {"FULL": "", "PIECEWISE": "///", "NONE": "xx"}
 _COLOURS = {**style.MODES, "FULL_AND_PIECEWISE": style.SERIES[2], "FULL_DECODE_ONLY": style.PADDING}
-_WORDS = {"ttft_ms": "time to first token", "tpot_ms": "time per output token", "total_ms": "time to the last token"}
+_WORDS = {
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "total_ms": "time to the last token",
+}
 
 
 @styled
 def overview(requests: pd.DataFrame, steps: pd.DataFrame, about: About | None = None) -> Axes:
-    """Four panels: time to first token, time per output token, steps by what was taken, batch sizes; returns the first."""
+    """Four panels: time to first token, per output token, steps by what was taken, batch sizes; returns the first."""
     from matplotlib.figure import Figure
 
     modes = list(dict.fromkeys(requests["mode"]))
@@ -44,7 +48,9 @@ def overview(requests: pd.DataFrame, steps: pd.DataFrame, about: About | None = 
         handles += fourth.get_legend_handles_labels()[0]
     figure.legend(handles=handles, ncols=4, loc="outside lower left")
     line = "\n".join(textwrap.wrap(about.line() if about else "", 105))
-    heading = figure.suptitle("\n".join(filter(None, [_verdict(requests, about), line])), x=0.008, ha="left", fontsize=10.5)
+    heading = figure.suptitle(
+        "\n".join(filter(None, [_verdict(requests, about), line])), x=0.008, ha="left", fontsize=10.5
+    )
     heading.set_gid("cg-title")
     return first
 
@@ -85,7 +91,9 @@ def _verdict(requests: pd.DataFrame, about: About | None) -> str:
     """The title: the mode with the shortest median time per output token, against the longest; nothing of the kind
     where modes are emulated, as they differ by nothing that a GPU would know."""
     if about is not None and about.emulated:
-        return f"{requests['mode'].value_counts().max():,} requests through {requests['mode'].nunique()} modes"
+        return (
+            f"{requests['mode'].value_counts().max():,} requests through {requests['mode'].nunique()} modes"
+        )
     medians = requests.groupby("mode", sort=False)["tpot_ms"].median().dropna()
     if len(medians) < 2:
         return f"{len(requests):,} requests served"

@@ -1,9 +1,10 @@
 """When device work runs, seen from the host: at once, later and announced by an event, or as late as possible.
 
-A step is handed over as a piece of work that reads staging memory of the host and leaves tokens in other memory of the
-host. On a GPU the work is launched and runs some time later, in order, on one stream. On a CPU it runs at once, so
-nothing can ever go wrong there. :class:`LateQueue` is a CPU that behaves like the slowest of GPUs: what was handed
-over runs when somebody waits for it and not before, so that memory which is written too early *is* read too late.
+A step is handed over as a piece of work that reads staging memory of the host and leaves tokens in other memory
+of the host. On a GPU the work is launched and runs some time later, in order, on one stream. On a CPU it runs
+at once, so nothing can ever go wrong there. :class:`LateQueue` is a CPU that behaves like the slowest of GPUs:
+what was handed over runs when somebody waits for it and not before, so that memory which is written too early
+*is* read too late.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The engine: requests come at any time, steps serve them together, tokens come out as they are made.
 
 Stands above a runner, whose buffers, cache and graphs it uses. One step: the scheduler says who gets what
-(:mod:`cgkit.serving.scheduler`), the inputs are written (:mod:`cgkit.serving.step_inputs`), the dispatcher is asked, the
-model runs, tokens are sampled (:mod:`cgkit.serving.sampler`). With ``async_scheduling`` all of that is launched for step
-n + 1 before the tokens of step n are read, so the host works while the GPU does. Nothing of it leaves the one stream
-that the graphs' shared pool stands on: tokens go from step to step on the device, and to the host behind an event.
+(:mod:`cgkit.serving.scheduler`), the inputs are written (:mod:`cgkit.serving.step_inputs`), the dispatcher is
+asked, the model runs, tokens are sampled (:mod:`cgkit.serving.sampler`). With ``async_scheduling`` all of that
+is launched for step n + 1 before the tokens of step n are read, so the host works while the GPU does. Nothing
+of it leaves the one stream that the graphs' shared pool stands on: tokens go from step to step on the device,
+and to the host behind an event.
 """
 
 from __future__ import annotations
@@ -171,23 +172,31 @@ class Engine(Shown):
             ServingError: the request cannot be served, whoever else is there (see :meth:`Runner.make_request`), or its
                 name is taken. Nothing has changed then: the engine goes on serving the others.
         """
-        if request_id is None:
-            while (request_id := str(self._named)) in self.requests:
-                self._named += 1
-            self._named += 1
-        elif request_id in self.requests:
-            raise ServingError(f"request_id={request_id!r} is being served: give another name, or none")
-        name = f"request {request_id}"
+        name = self._free_name() if request_id is None else request_id
+        if name in self.requests:
+            raise ServingError(f"request_id={name!r} is being served: give another name, or none")
         request = self.runner.make_request(
-            prompt, max_tokens, sampling, stop_at_eos=stop_at_eos, stop_token_ids=stop_token_ids, name=name
+            prompt,
+            max_tokens,
+            sampling,
+            stop_at_eos=stop_at_eos,
+            stop_token_ids=stop_token_ids,
+            name=f"request {name}",
         )
-        request.id = request_id
+        request.id = name
         self.scheduler.add(request)
-        self.requests[request_id] = request
-        return request_id
+        self.requests[name] = request
+        return name
+
+    def _free_name(self) -> str:
+        """A number that no request has that is being served."""
+        while (name := str(self._named)) in self.requests:
+            self._named += 1
+        self._named += 1
+        return name
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request: its blocks are free at once, and the next :meth:`step` says so. False: nobody has that name."""
+        """Ends a request: its blocks are free at once, the next :meth:`step` says so. False: nobody has that name."""
         request = self.requests.get(request_id)
         if request is None or not self.scheduler.abort(request):
             return False
@@ -266,8 +275,8 @@ class Engine(Shown):
         elif step is None and self.scheduler.waiting:
             free = self.runner.kv_cache.allocator.num_free
             raise ServingError(
-                f"{len(self.scheduler.waiting)} requests wait and nobody runs, but only {free} blocks of the KV cache are "
-                "free: somebody else holds the others (a runner's own requests?); free them, or use another runner"
+                f"{len(self.scheduler.waiting)} requests wait and nobody runs, but only {free} blocks of the KV cache "
+                "are free: somebody else holds the others (a runner's own requests?); free them, or use another runner"
             )
         return outputs
 
@@ -329,9 +338,7 @@ class Engine(Shown):
             fetch()
         arguments = self.runner.inputs.front(route.num_tokens)
         fetched = clock()
-        with set_forward_context(
-            metadata, cudagraph_runtime_mode=route.mode, batch_descriptor=route.key
-        ):
+        with set_forward_context(metadata, cudagraph_runtime_mode=route.mode, batch_descriptor=route.key):
             hidden = self.runner.executor.forward(*arguments)
             logits = project(hidden)
         forward = clock()
@@ -348,7 +355,9 @@ class Engine(Shown):
         waited = clock()
         tokens = self.sampler.tokens(launched.slot, len(step.requests))
         taken = self.scheduler.update(step, tokens)
-        outputs = [RequestOutput(request.id, token, request.finish_reason, request) for request, token in taken]
+        outputs = [
+            RequestOutput(request.id, token, request.finish_reason, request) for request, token in taken
+        ]
         for request, _ in taken:
             if request.finish_reason:
                 self.requests.pop(request.id, None)

@@ -67,10 +67,14 @@ class PersistentBuffers:
         then: one that waits for step n before it sends step n + 2 needs two.
         """
         pinned = self._device.is_cuda
-        self._host = torch.zeros_like(self._host, device="cpu")  # no longer read by the device: not pinned, not shared
+        self._host = torch.zeros_like(
+            self._host, device="cpu"
+        )  # no longer read by the device: not pinned, not shared
         self._host.copy_(self._device)
         self.host = self._arrays()
-        self._areas = [torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)]
+        self._areas = [
+            torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)
+        ]
         self._fronts = {}
         self._queue = queue
 
@@ -228,7 +232,7 @@ class InputBatch:
     def _fill_decode(
         self, requests: Sequence[Request], lengths: np.ndarray[Any, Any], ids: Sequence[int], num_padded: int
     ) -> AttentionMetadata:
-        """:meth:`fill_rows` where each request has one token: row i is request i, so much of it is the last step's already.
+        """:meth:`fill_rows` where each request has one token: row i is request i, so much is the last step's already.
 
         A decode step's inputs stand between the batch and the first replay, so they are worth a way of their own.
         """

@@ -275,8 +275,8 @@ class Runner:
         """One request, checked: what :meth:`generate` makes of each prompt. ``name`` is what errors call it.
 
         Raises:
-            ServingError: the prompt is empty, is text without a tokenizer, holds an unknown token, or with ``max_tokens``
-                does not fit ``max_model_len`` or the KV cache; or an argument is not what it should be.
+            ServingError: the prompt is empty, is text without a tokenizer, holds an unknown token, or with
+                ``max_tokens`` does not fit ``max_model_len`` or the KV cache; or an argument is not what it should be.
         """
         _at_least_1("max_tokens", max_tokens)
         if not isinstance(sampling, SamplingParams):

@@ -1,8 +1,8 @@
 """Hidden states -> the next token of every row, left on the device and on its way to the host.
 
-Buffers that stay: logits, tokens, the parameters of drawing rows, and memory on the host where tokens arrive. A greedy
-step is three operations: logits, argmax, copy. What a row draws depends on its seed and its token's number alone
-(:mod:`cgkit.serving.sampling`).
+Buffers that stay: logits, tokens, the parameters of drawing rows, and memory on the host where tokens arrive. A
+greedy step is three operations: logits, argmax, copy. What a row draws depends on its seed and its token's
+number alone (:mod:`cgkit.serving.sampling`).
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ def sample(
     drawing = [row for row, each in enumerate(params) if not each.greedy]
     if drawing:
         device, chosen = logits.device, [params[row] for row in drawing]
-        keys = draw_keys(np.array([seeds[row] for row in drawing]), np.array([numbers[row] for row in drawing]))
+        keys = draw_keys(
+            np.array([seeds[row] for row in drawing]), np.array([numbers[row] for row in drawing])
+        )
         rows = torch.tensor(drawing, device=device)
         tokens[rows] = draw(logits[rows], *_columns(chosen, device), torch.from_numpy(keys).to(device))
     return tokens
@@ -99,7 +101,10 @@ def draw_keys(seeds: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> np.
     """What rows draw with: (rows,) seeds and token numbers -> (rows, 2) int64, each below 2**32."""
     with np.errstate(over="ignore"):
         mixed = seeds.astype(np.uint64)
-        for step in (numbers.astype(np.uint64), np.uint64(0)):  # the first mixing parts seeds, the second numbers
+        for step in (
+            numbers.astype(np.uint64),
+            np.uint64(0),
+        ):  # the first mixing parts seeds, the second numbers
             mixed = (mixed + (step + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

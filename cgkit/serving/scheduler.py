@@ -12,7 +12,8 @@ Knows no model and no device. Rules:
   goes on, and :meth:`Scheduler.update` sets right what stopped, one step later. Blocks given back meanwhile may be
   handed out at once: all device work stands on one stream, so whoever gets them writes after the step in flight.
 
-Orca's iteration-level scheduling (Yu et al., OSDI 2022); preemption by recomputation after Kwon et al., SOSP 2023.
+Orca's iteration-level scheduling (Yu et al., OSDI 2022); preemption by recomputation after Kwon et al., SOSP
+2023.
 """
 
 from __future__ import annotations

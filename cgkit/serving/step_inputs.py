@@ -1,9 +1,11 @@
-"""A step's inputs when the step before it is still running: what is known is written, the rest is fetched on the device.
+"""A step's inputs when the step before it is still running: what is known is written, the rest is fetched on the
+device.
 
-A plain decode step that follows another one changes little: every position and length grows by one, every token comes
-from the step before. So the buffers are moved on in place, with a few vector operations whatever the batch. The tokens
-themselves never pass the host: the step before leaves them in :attr:`StepInputs.sampled`, row by row, and the first
-thing that this step does on the device is to put them where the model reads its input ids.
+A plain decode step that follows another one changes little: every position and length grows by one, every token
+comes from the step before. So the buffers are moved on in place, with a few vector operations whatever the
+batch. The tokens themselves never pass the host: the step before leaves them in :attr:`StepInputs.sampled`, row
+by row, and the first thing that this step does on the device is to put them where the model reads its input
+ids.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from cgkit.serving.device_queue import DEPTH, DeviceQueue
 from cgkit.serving.input_batch import InputBatch, PersistentBuffers
 from cgkit.serving.scheduler import ScheduledStep
 
-Fetch = Callable[[], None]
+Fetch = Callable[[], Any]
 
 
 class StepInputs:
@@ -46,13 +48,15 @@ class StepInputs:
         self.origins.stage_in(areas, queue)
         self.sampled = torch.zeros(reqs, dtype=torch.int64, device=device)
         self._fetched = torch.zeros(reqs, dtype=torch.int64, device=device)
-        self._steady: tuple[int, int, int] | None = None  # rows, padded, writes: of the plain decode step before
+        self._steady: tuple[int, int, int] | None = (
+            None  # rows, padded, writes: of the plain decode step before
+        )
         self._fronts: tuple[Any, ...] = ()
         self._copies: dict[int, Fetch] = {}
         self._longest = 0
 
     def fill(self, step: ScheduledStep, num_padded: int) -> tuple[AttentionMetadata, Fetch | None]:
-        """Writes ``step`` into the buffers; returns its metadata, and what fetches tokens on the device, if anything."""
+        """Writes ``step`` into the buffers; returns its metadata, and what fetches tokens on the device, or None."""
         count, inputs = len(step.requests), self.inputs
         if step.counts is None and step.same_rows and self._steady == (count, num_padded, inputs.writes):
             return self._move_on(step, count), self._copies[count]

@@ -69,7 +69,9 @@ def tried_keys(dispatcher: CudagraphDispatcher | None, asked: BatchDescriptor) -
         f"{row['mode']}({row['num_tokens']}, {'decode' if row['uniform_decode'] else 'any'}): {row['outcome']}"
         for row in rows
     )
-    return tuple(dict.fromkeys(said))  # for a batch that is not uniform, the exact key is the one for any batch
+    return tuple(
+        dict.fromkeys(said)
+    )  # for a batch that is not uniform, the exact key is the one for any batch
 
 
 def steps_frame(reports: Iterable[StepReport]) -> Any:

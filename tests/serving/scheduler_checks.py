@@ -1,4 +1,4 @@
-"""A scheduler without a model: a pretended device that notes whose token lies in which slot, and what must always hold."""
+"""A scheduler without a model: a pretended device that notes whose token lies where, and what must always hold."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ class Bench:
         tokens = [token_of(request, len(request.token_ids)) for request in step.requests]
         tokens = [STOP if self.random.random() < self.stop_share else token for token in tokens]
         for request, token in self.scheduler.update(step, tokens):
-            assert request.token_ids[-1] == token and token in (STOP, token_of(request, len(request.token_ids) - 1))
+            assert request.token_ids[-1] == token and token in (
+                STOP,
+                token_of(request, len(request.token_ids) - 1),
+            )
             if request.finish_reason:
                 self.finished += 1
                 assert (request.finish_reason == "stop") == (token == STOP)

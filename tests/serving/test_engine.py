@@ -1,4 +1,4 @@
-"""The engine on a CPU: the same tokens whoever is served beside, whatever is taken away, and however late the device is."""
+"""The engine on a CPU: the same tokens whoever is served beside, whatever is taken away, however late the device."""
 
 import random
 from functools import cache
@@ -35,7 +35,12 @@ def runner_of(mode="NONE", **options):
         cudagraph_capture_sizes=sizes,
         compiler="eager",
     )
-    options = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 20} | options
+    options = {
+        "max_num_seqs": 4,
+        "max_model_len": 64,
+        "block_size": 4,
+        "max_num_batched_tokens": 20,
+    } | options
     runner = Runner(toy_and_reference()[0], config=config, **options)
     runner.capture_model()
     return runner
@@ -90,7 +95,10 @@ def test_tokens_are_those_of_one_request_at_a_time_in_every_mode(mode, ahead, ex
     decode = {"NONE": "NONE", "PIECEWISE": "PIECEWISE"}.get(mode, "FULL")
     mixed = {"FULL": "FULL", "FULL_AND_PIECEWISE": "PIECEWISE", "PIECEWISE": "PIECEWISE"}.get(mode, "NONE")
     assert taken["decode"] == {decode}
-    assert mixed in taken["mixed"] and taken["mixed"] <= {mixed, "NONE"}  # above 16 tokens nothing is recorded
+    assert mixed in taken["mixed"] and taken["mixed"] <= {
+        mixed,
+        "NONE",
+    }  # above 16 tokens nothing is recorded
 
 
 @pytest.mark.parametrize("level", ["EAGER", "FULL_AND_PIECEWISE"])
@@ -238,7 +246,7 @@ def test_bad_requests_are_refused_and_the_others_are_served(arguments, options, 
     engine = Engine(runner_of("EAGER", **TIGHT))
     names = [engine.add_request(p, n, stop_at_eos=False) for p, n, _ in requests_of()[:3]]
     last = {}
-    for number in range(5):
+    for _ in range(5):
         with pytest.raises(ServingError, match=says):
             engine.add_request(*arguments, request_id="bad", **options)
         last.update({output.request_id: output for output in engine.step()})
@@ -310,7 +318,7 @@ def test_every_step_says_what_it_was():
 
 
 def test_a_mixed_batch_takes_the_path_for_any_batch_and_a_decode_batch_that_for_decode():
-    """Whether a step is uniform decides which attention kernel a graph holds: it is asked of what the kernel is told."""
+    """Whether a step is uniform decides which attention kernel a graph holds: asked of what it is told."""
     runner = runner_of("FULL_AND_PIECEWISE")
     engine = Engine(runner)
     seen = []

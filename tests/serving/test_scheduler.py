@@ -113,7 +113,9 @@ def test_decoding_comes_first_then_the_begun_prompt_then_the_queue_in_order():
     assert (first.requests, first.counts, first.wants) == ([old, long], [3, 13], [True, False])
     second = serve(scheduler)
     assert (second.requests, second.counts, second.wants) == ([old, long], [1, 15], [True, False])
-    third = serve(scheduler)  # the rest of the long prompt, and now there are tokens left for the next in the queue
+    third = serve(
+        scheduler
+    )  # the rest of the long prompt, and now there are tokens left for the next in the queue
     assert (third.requests, third.counts, third.admitted) == ([old, long, last], [1, 2, 2], 1)
     fourth = serve(scheduler)
     assert fourth.counts is None and fourth.uniform and fourth.same_rows
@@ -184,5 +186,5 @@ def test_what_could_never_be_served_is_refused(prompt, answer, says):
 
 
 def test_a_step_must_have_a_token_for_everybody():
-    with pytest.raises(ServingError, match="max_num_seqs=8.*max_num_batched_tokens=4"):
+    with pytest.raises(ServingError, match=r"max_num_seqs=8.*max_num_batched_tokens=4"):
         scheduler_of(seats=8, budget=4)
