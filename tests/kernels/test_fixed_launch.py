@@ -97,7 +97,7 @@ def test_the_default_stream_is_a_null_pointer(monkeypatch: pytest.MonkeyPatch, s
 
 def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     launch = made(monkeypatch, Driver([8, 8, 4, 4], result=700), kernel([]), stream)
-    with pytest.raises(ReplayError, match="error 700.*replay_path='module'"):
+    with pytest.raises(ReplayError, match=r"error 700.*replay_path='module'"):
         launch()
 
 
@@ -116,7 +116,10 @@ def test_other_parameters_than_expected_go_through_tritons_run(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_ctas": 2}, {"cluster_dims": (2, 1, 1)}, {"launch_pdl": True}, {"global_scratch_size": 128}, {"shared": None}],
+    [
+        {"num_ctas": 2}, {"cluster_dims": (2, 1, 1)}, {"launch_pdl": True}, {"global_scratch_size": 128},
+        {"shared": None},
+    ],
     ids=str,
 )  # fmt: skip
 def test_what_the_packed_launch_cannot_give_goes_through_tritons_run(
