@@ -40,6 +40,8 @@ _WHERE = {
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
+    "measuring.bench_host": "HostTime host_time",
+    "measuring.mode_table": "ModeTable capture_modes",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _MODULES = ("recordings",)
@@ -75,9 +77,11 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         measure_launch_overhead,
         profile_step,
     )
+    from cgkit.measuring.bench_host import HostTime, host_time
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
+    from cgkit.measuring.mode_table import ModeTable, capture_modes
     from cgkit.measuring.plan_sizes import plan_capture_sizes
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile

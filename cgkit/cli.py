@@ -265,8 +265,10 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
 
     with progress_bars():
         facts = dict(args.load().run(args))
-    frame = facts.pop("frame")
-    print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+    out = sys.stderr if args.json else sys.stdout
+    print(text_table(facts.pop("frame")), file=out)
+    for title, table in facts.pop("tables", {}).items():
+        print(f"\n{title}\n{text_table(table)}", file=out)
     write({"bench": args.bench, **facts})
     return 0
 
@@ -321,7 +323,8 @@ class _Dedup:
 
 
 #: Name -> what it measures, and what loads it: something with ``add_arguments(parser)`` and
-#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal.
+#: ``run(args) -> facts``, where ``facts["frame"]`` is the DataFrame for the terminal (and ``tables`` more of them, by
+#: their titles).
 BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "custom-ops": (
         "hand-written norm, SwiGLU and rotary against torch code that Inductor fuses: kernels, step, compile time",
@@ -350,6 +353,14 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "events-off": (
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),
+    ),
+    "headline": (
+        "every way to run a decode step and a whole answer, three model shapes side by side",
+        lambda: import_module("cgkit.measuring.headline"),
+    ),
+    "host": (
+        "where the host's time of a recorded step goes, part by part, on each path",
+        lambda: import_module("cgkit.measuring.bench_host"),
     ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",

@@ -340,31 +340,6 @@ class CompilationConfig:
         return f"CompilationConfig({', '.join(f'{f.name}={_show(getattr(self, f.name))}' for f in changed)})"
 
 
-def resolve_cudagraph_mode(
-    mode: CUDAGraphMode, support: AttentionCGSupport, splitting: bool
-) -> tuple[CUDAGraphMode, str]:
-    """The mode that ``support`` allows, and a sentence that says what changed ("" if nothing).
-
-    ``splitting``: whether attention is cut out of the pieces. Without a cut it stands in every
-    graph, so that PIECEWISE is no way out.
-    """
-    never = support is AttentionCGSupport.NEVER
-    if never and not splitting and mode:
-        return CUDAGraphMode.NONE, (
-            f"cudagraph_mode {mode.name} becomes NONE: the attention supports no graph and is not split off"
-        )
-    wanted = mode
-    if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
-        wanted = CUDAGraphMode.FULL_AND_PIECEWISE if splitting else CUDAGraphMode.FULL_DECODE_ONLY
-    if wanted.decode_mode() is CUDAGraphMode.FULL and never:
-        wanted = CUDAGraphMode.PIECEWISE if splitting and wanted.mixed_mode() else CUDAGraphMode.NONE
-    if wanted is mode:
-        return mode, ""
-    return wanted, (
-        f"cudagraph_mode {mode.name} becomes {wanted.name}: the attention supports graphs for {support.name}"
-    )
-
-
 def whole_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """``sizes`` sorted and freed of doubles; ConfigError for what is not a positive whole number."""
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):

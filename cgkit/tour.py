@@ -187,8 +187,11 @@ def _build(
         cudagraph_capture_sizes=sizes,
     )
     # three of the ways share the runner and its cache, each with requests of its own
-    limits = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
-    room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
+    limits: dict[str, Any] = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
+    room: dict[str, Any] = {
+        "kv_cache_tokens": 3 * num_prompts * (512 + tokens),
+        "max_model_len": 512 + tokens,
+    }
     with Ledger(keep_blocks=False) as ledger:
         runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
         with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"), _cold_cache():

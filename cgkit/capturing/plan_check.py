@@ -13,6 +13,7 @@ import torch
 
 from cgkit.capturing.platform import GraphPlatform
 from cgkit.capturing.replay_plan import PlannedCall, Refusal, ReplayPlan
+from cgkit.errors import CgkitError
 from cgkit.tensor_trees import tensor_leaves
 
 
@@ -45,7 +46,10 @@ class _Check:
 
     def run(self, module: Callable[[], Any]) -> None:
         self.start_over()
-        expected = [tensor.clone() for _, tensor in tensor_leaves(module())]
+        try:
+            expected = [tensor.clone() for _, tensor in tensor_leaves(module())]
+        except CgkitError as error:
+            raise Refusal(f"the module path cannot serve this step either: {error}") from error
         self.start_over()
         for call in self.plan.calls:
             call()
@@ -99,4 +103,7 @@ def poison(tensor: torch.Tensor) -> None:
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.size(dim) > 1:  # expanded: its elements are one place in memory
             tensor = tensor.narrow(dim, 0, 1)
-    tensor.fill_(torch.nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        tensor.view(torch.uint8).fill_(0x7F)  # NaN in every FP8 that has one
+    else:
+        tensor.fill_(torch.nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)

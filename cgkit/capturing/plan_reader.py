@@ -28,6 +28,7 @@ def step_reader(
     paths: Sequence[str],
     fixed: Sequence[str] | None,
     check: Callable[[tuple[Any, ...], dict[str, Any]], None],
+    other_mode: Callable[[], str] | None = None,
 ) -> tuple[Read, tuple[str, ...]]:
     """The expression for a call like this one, and what stands at each place of its tuple.
 
@@ -35,6 +36,7 @@ def step_reader(
         paths: of the tensors among the arguments that the plan reads (``args[0]``, ``kwargs['x'].y``).
         fixed: attributes of the metadata that must stay as they are; None: the plan takes nothing of the metadata.
         check: raises for arguments that do not fit the trace; asked for objects other than those of the recording.
+        other_mode: not "" where autocast or train/eval is another one than at the trace: bound operators would heed it.
     """
     scope: dict[str, Any] = {
         "__builtins__": {},
@@ -50,6 +52,9 @@ def step_reader(
         scope[name] = value
         same.append(f"{place} is {name}")
     parts = [(f"({' and '.join(same)}) or fits(args, kwargs)", "the arguments")]
+    if other_mode is not None:
+        scope["other_mode"] = other_mode
+        parts.append(("other_mode()", "the model's mode"))
     if fixed is not None:
         parts.append(("metadata is None", "the metadata"))
         parts += [(f"metadata.{name}", f"metadata.{name}") for name in fixed]

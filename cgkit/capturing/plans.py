@@ -133,7 +133,10 @@ class ReplayPlans(Shown):
             plan = lay_out(captured.compiled, captured.pieces, key, args, kwargs, coming)
             names = None if plan.fixed is None else list(plan.fixed)
             paths = captured.inputs.paths
-            read, places = step_reader(args, kwargs, metadata, paths, names, captured.check_arguments)
+            traced = captured.compiled.split.traced
+            read, places = step_reader(
+                args, kwargs, metadata, paths, names, captured.check_arguments, traced and traced.other_mode
+            )
             now = read(args, kwargs, metadata)
             others = self.ready.get(key)
             if others is not None:
@@ -182,21 +185,6 @@ class ReplayPlans(Shown):
         """Forgets every plan."""
         self.ready.clear()
         self.rows, self.active = [], False
-
-    def replaced(self, call: Callable[[], Any], *stages: str) -> ExitStack:
-        """In the block, ``call`` stands in place of each call of these stages ("replay", "attention", "splitting").
-
-        To measure what the rest costs, with a ``call`` that does nothing. The model's results are then none.
-        """
-        undo = ExitStack()
-        for key, ready in list(self.ready.items()):
-            plans = [row.plan for row in self.rows if row.key == key and row.plan is not None]
-            choices = []
-            for plan, (known, calls, result) in zip(plans, ready.choices):
-                out = {id(each) for one in plan.planned if one.stage in stages for each in one.calls}
-                choices.append((known, tuple(call if id(each) in out else each for each in calls), result))
-            marks.swap_item(self.ready, key, ready._replace(choices=tuple(choices)), undo)
-        return undo
 
     # --- marking ---------------------------------------------------------------------------------
 

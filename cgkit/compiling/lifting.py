@@ -19,7 +19,13 @@ from typing import Any
 from torch import fx
 
 from cgkit import torch_hooks
-from cgkit.splitting.register import RegisteredOp, register_op, registered_op_of, resolved_signature
+from cgkit.splitting.register import (
+    RegisteredOp,
+    direct_call,
+    register_op,
+    registered_op_of,
+    resolved_signature,
+)
 
 NAMESPACE = "cgkit_by_number"
 
@@ -100,6 +106,13 @@ def lift_names(graph_module: fx.GraphModule) -> Lifted:
     return Lifted(own, tuple(map(number_of, placeholders)))
 
 
+def by_number(target: Any) -> Any:
+    """The operator that takes numbers where ``target`` (an overload of :func:`cgkit.register_op`) takes names: what
+    stands for it in a compiled piece. None for an operator without ``lookup_args``."""
+    op = registered_op_of(target)
+    return _sibling(op) if op is not None and op.lookup_args else None
+
+
 def _take_names(node: fx.Node, op: RegisteredOp, placeholder: Callable[[str], fx.Node]) -> None:
     """Makes ``node`` call the sibling, with a placeholder for each name that stands in it as text."""
     parameters = list(inspect.signature(op.op_func).parameters)
@@ -129,6 +142,7 @@ def _sibling(op: RegisteredOp) -> Any:
     if made is not None and made[0] is op.overload:
         return made[1]
     signature = resolved_signature(op.op_func)
+    places = [(list(signature.parameters).index(name), name) for name in op.lookup_args]
     new = signature.replace(
         parameters=[
             p.replace(annotation=int) if p.name in op.lookup_args else p
@@ -136,19 +150,24 @@ def _sibling(op: RegisteredOp) -> Any:
         ]
     )
 
-    def named(args: tuple[Any, ...], kwargs: dict[str, Any], name_of: Callable[[Any], str]) -> Any:
-        bound = new.bind(*args, **kwargs)
-        for name in op.lookup_args:
-            bound.arguments[name] = name_of(bound.arguments[name])
-        return bound
+    def call(function: Callable[..., Any], name_of: Callable[[Any], str], args: Any, kwargs: Any) -> Any:
+        given = list(args)
+        for index, name in places:
+            if index < len(given):
+                given[index] = name_of(given[index])
+            else:
+                kwargs[name] = name_of(kwargs[name])
+        return function(*given, **kwargs)
+
+    # Not through the dispatcher a second time, where the kernel is one function for every device.
+    direct = direct_call(op.overload)
+    assert direct is not None
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        bound = named(args, kwargs, _names.__getitem__)
-        return op.overload(*bound.args, **bound.kwargs)
+        return call(direct.call, _names.__getitem__, args, kwargs)
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        bound = named(args, kwargs, lambda number: _names[0])
-        return op.overload(*bound.args, **bound.kwargs)
+        return call(op.overload, lambda number: _names[0] if _names else "", args, kwargs)
 
     run.__signature__ = new  # type: ignore[attr-defined]
     sibling = register_op(

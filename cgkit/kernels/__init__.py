@@ -6,6 +6,7 @@ Nothing here imports Triton until a kernel is launched on CUDA, so the package w
 from cgkit.kernels.paged_attention import (
     PagedMetadata,
     attend,
+    attend_fp8,
     paged_attention,
     paged_attention_torch,
     write_kv,
@@ -15,6 +16,7 @@ from cgkit.kernels.paged_attention import (
 __all__ = [
     "PagedMetadata",
     "attend",
+    "attend_fp8",
     "paged_attention",
     "paged_attention_torch",
     "write_kv",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cgkit.errors import CgkitError
+from cgkit.torch_hooks import LaunchStream
 
 
 def _decode_arguments(batch: int, heads: int, kv_heads: int, head_dim: int, context: int) -> tuple[Any, ...]:
@@ -64,9 +65,11 @@ class _Spy:
 
 def bench_launch(rounds: int = 200) -> dict[str, float]:
     """Host microseconds (medians, rows interleaved) of the decode kernel's launch: ``plain`` through
-    ``kernel[grid](...)``, ``direct`` through CachedLaunch, ``attend`` with all that comes before it."""
+    ``kernel[grid](...)``, ``direct`` through CachedLaunch, ``attend`` with all that comes before it, ``prepared`` as a
+    replay plan launches it (``cuLaunchKernel`` where that is known, see ``how`` of the callable)."""
     from cgkit.kernels import attend, triton_decode
     from cgkit.kernels.launch import CachedLaunch
+    from cgkit.kernels.paged_attention import prepare_attend
 
     arguments = _decode_arguments(1, 32, 8, 64, 256)
     cached, spy = triton_decode._launch, _Spy()
@@ -84,6 +87,9 @@ def bench_launch(rounds: int = 200) -> dict[str, float]:
         "direct": lambda: launch(grid, tensors, numbers, constants),
         "attend": lambda: attend(*arguments),
     }
+    prepared = prepare_attend(*(*arguments, LaunchStream(torch.cuda.current_device())))
+    if prepared is not None:
+        (rows["prepared"],) = prepared
     for call in rows.values():
         call()
         call()

@@ -179,6 +179,15 @@ def silu_and_mul_static_fp8_quant(out: Tensor, gate: Tensor, up: Tensor, scale: 
         out.copy_(plain.static_fp8_quant_torch(plain.silu_and_mul_torch(gate, up), scale))
 
 
+@_operator("out", "scales")
+def silu_and_mul_dynamic_per_token_fp8_quant(out: Tensor, scales: Tensor, gate: Tensor, up: Tensor) -> None:
+    """``out`` (FP8), ``scales`` = ``silu(gate) * up``, quantised row by row."""
+    if kernels := _triton_for(gate):
+        kernels.activation_triton(out, gate, up, scales=scales, quant=kernels.DYNAMIC)
+    else:
+        _copy((out, scales), plain.dynamic_per_token_fp8_quant_torch(plain.silu_and_mul_torch(gate, up)))
+
+
 def _one_angle_a_token(out: Tensor, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Without it a trace would take the number of positions and that of tokens for two numbers."""
     if not heads.shape[0] == cos.shape[0] == sin.shape[0]:

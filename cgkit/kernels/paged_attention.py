@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cgkit.errors import ServingError
+from cgkit.kernels.fused_torch import FP8, static_fp8_quant_torch
 from cgkit.torch_hooks import LaunchStream
 
 #: The torch form gathers this many numbers of keys at a time (2 MiB in float32), and as many of values:
@@ -84,6 +85,43 @@ def attend(
         check_shapes(query, key, value, key_cache, value_cache, metadata, output)
         write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale)
+
+
+def attend_fp8(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+    output_scale: Tensor,
+) -> None:
+    """:func:`attend` into an FP8 ``output``: what it computes, over ``output_scale``, saturated at +-448.
+
+    As many launches as without: the row is quantised where it is computed. ``output`` is float8_e4m3fn,
+    ``output_scale`` one float32 number on its device. On a GPU without FP8 (before 8.9) the torch form serves.
+
+    Raises:
+        ServingError: shapes, dtypes or devices do not fit together.
+    """
+    if query.shape[0] == 0:
+        return
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
+    if not _use_triton(query, key_cache) or not _has_fp8(query.get_device()):
+        write_kv_torch(key, value, key_cache, value_cache, metadata.slot_mapping)
+        paged_attention_torch(query, key_cache, value_cache, metadata, output, scale, output_scale)
+        return
+    from cgkit.kernels.triton_attention_fp8 import paged_attention_decode_fp8, paged_attention_prefill_fp8
+
+    if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
+        paged_attention_decode_fp8(
+            query, key, value, key_cache, value_cache, metadata, output, scale, output_scale
+        )
+    else:
+        write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+        paged_attention_prefill_fp8(query, key_cache, value_cache, metadata, output, scale, output_scale)
 
 
 def prepare_attend(
@@ -190,8 +228,11 @@ def paged_attention_torch(
     metadata: PagedMetadata,
     output: Tensor,
     scale: float,
+    output_scale: Tensor | None = None,
 ) -> None:
     """The torch form of :func:`paged_attention`: a gather per token over the block table's full width.
+
+    With ``output_scale`` (one float32 number) ``output`` is FP8: each chunk is quantised as it is computed.
 
     One code for decode and prefill, recorded or not, hence equal bits. What a token may not see is
     gathered from slot 0 (one cached row, so short contexts cost little) and masked. The cost grows
@@ -219,7 +260,10 @@ def paged_attention_torch(
         )
         attended = attended.reshape(stop - start, heads, head_dim)
         # A row that sees nothing is padding; its query may be NaN.
-        output[start:stop].copy_(torch.where(seen[:, :1, None], attended, zero))
+        attended = torch.where(seen[:, :1, None], attended, zero)
+        if output_scale is not None:
+            attended = static_fp8_quant_torch(attended, output_scale)
+        output[start:stop].copy_(attended)
 
 
 def _visible_slots(metadata: PagedMetadata, start: int, stop: int, block_size: int) -> tuple[Tensor, Tensor]:
@@ -248,8 +292,10 @@ def check_shapes(
     value_cache: Tensor,
     metadata: PagedMetadata,
     output: Tensor,
+    output_scale: Tensor | None = None,
 ) -> None:
-    """Raises ServingError if the arguments of :func:`attend` do not fit together. Reads no values."""
+    """Raises ServingError if the arguments of :func:`attend` (with ``output_scale``: of :func:`attend_fp8`) do not
+    fit together. Reads no values."""
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     if key.shape != (tokens, kv_heads, head_dim) or value.shape != key.shape:
@@ -262,7 +308,10 @@ def check_shapes(
             f"query {tuple(query.shape)} does not fit caches {tuple(key_cache.shape)}, "
             f"{tuple(value_cache.shape)}: head sizes must be equal and heads a multiple of KV heads"
         )
-    if not query.dtype == key.dtype == value.dtype == output.dtype == key_cache.dtype == value_cache.dtype:
+    if output_scale is not None:
+        _check_fp8(output, output_scale)
+    written = output.dtype if output_scale is None else query.dtype
+    if not query.dtype == key.dtype == value.dtype == written == key_cache.dtype == value_cache.dtype:
         raise ServingError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}, output {output.dtype} and the KV "
             f"cache {key_cache.dtype}, {value_cache.dtype} must have one dtype: make the cache in the model's"
@@ -278,6 +327,25 @@ def check_shapes(
             f"output {tuple(output.shape)} and slot_mapping {tuple(metadata.slot_mapping.shape)} must cover "
             f"the {tokens} tokens of query {tuple(query.shape)}"
         )
+
+
+def _check_fp8(output: Tensor, output_scale: Tensor) -> None:
+    if output.dtype is not FP8:
+        raise ServingError(f"output is {output.dtype}; with an output_scale it must be {FP8}")
+    if (
+        output_scale.dtype is not torch.float32
+        or output_scale.numel() != 1
+        or output_scale.device != output.device
+    ):
+        raise ServingError(
+            f"output_scale ({output_scale.dtype}, {tuple(output_scale.shape)}, {output_scale.device}) must be one "
+            f"float32 number on {output.device}, where the output is"
+        )
+
+
+@cache
+def _has_fp8(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) >= (8, 9)
 
 
 def _use_triton(query: Tensor, cache_tensor: Tensor) -> bool:

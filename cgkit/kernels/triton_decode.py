@@ -33,13 +33,23 @@ _INTERPRETER_PROGRAMS = 32
 
 
 @triton.jit
+def as_output(value, query, output, output_scale, FP8_MAX: tl.constexpr = 448.0):
+    """``value`` (float32) in the type of ``output``. With an ``output_scale`` that is FP8: rounded to the type of
+    ``query`` first, as attention without a quantisation is, then over the scale, saturated. NaN stays NaN."""
+    if output_scale is not None:
+        value = value.to(query.dtype.element_ty).to(tl.float32) / tl.load(output_scale)
+        value = tl.clamp(value, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return value.to(output.dtype.element_ty)
+
+
+@triton.jit
 def _decode_kernel(
     query, key, value, output, key_cache, value_cache, block_table, seq_lens, slot_mapping,
     partial, stats, counters,
     SCALE_LOG2: tl.constexpr, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     O_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, SPLITS: tl.constexpr, output_scale=None,
 ):  # fmt: skip
     """Grid (padded batch, KV_HEADS, SPLITS). ROWS: the group's heads, padded to what ``tl.dot`` takes."""
     request = tl.program_id(0).to(tl.int64)
@@ -66,7 +76,7 @@ def _decode_kernel(
             tl.store(key_cache + kv_at, new_key, mask=in_dim)
             tl.store(value_cache + kv_at, new_value, mask=in_dim)
     if seq_len == 0:
-        tl.store(out_at, tl.zeros([ROWS, DIM], output.dtype.element_ty), mask=in_row)
+        tl.store(out_at, tl.zeros([ROWS, DIM], tl.float32).to(output.dtype.element_ty), mask=in_row)
         return
 
     q = tl.load(query + request * Q_STRIDE + q_at, mask=in_row, other=0.0)
@@ -98,7 +108,7 @@ def _decode_kernel(
         top = higher
 
     if SPLITS == 1 or active == 1:
-        tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
+        tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
     if SPLITS > 1 and active > 1:
         pair = request * KV_HEADS + head
         at = rows[:, None] * DIM + dims[None, :]
@@ -123,7 +133,7 @@ def _decode_kernel(
                 total = total * fade + part_total * part_fade
                 acc = acc * fade[:, None] + part * part_fade[:, None]
                 top = higher
-            tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
+            tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
 _launch = CachedLaunch(_decode_kernel, num_warps=4, num_stages=3)
@@ -205,7 +215,7 @@ def _launch_of(
     )  # fmt: skip
     constants = (
         scale * LOG2_E, *map(row_stride, (query, key, value)), row_stride(output), table.stride(0), kv_heads,
-        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
+        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits, None,
     )  # fmt: skip
     return (batch, kv_heads, splits), tensors, workspace, constants
 

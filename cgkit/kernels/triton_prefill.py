@@ -18,7 +18,7 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
-from cgkit.kernels.triton_decode import LOG2_E, power_of_2, row_stride, with_whole_heads
+from cgkit.kernels.triton_decode import LOG2_E, as_output, power_of_2, row_stride, with_whole_heads
 from cgkit.torch_hooks import LaunchStream
 
 #: Rows of query heads a program holds, and positions of the context it reads at a time.
@@ -51,7 +51,7 @@ def _prefill_kernel(
     tokens, requests,
     SCALE_LOG2: tl.constexpr, Q_STRIDE: tl.constexpr, O_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, output_scale=None,
 ):  # fmt: skip
     """Grid (tokens // QUERIES + requests + 1, KV_HEADS). A program holds QUERIES tokens of one request,
     each with its group of heads. The padding after the last request counts as one more, of length 0."""
@@ -81,7 +81,7 @@ def _prefill_kernel(
     heads = (head * GROUP + in_group)[:, None] * HEAD_DIM + dims[None, :]
     out_at = output + token.to(tl.int64)[:, None] * O_STRIDE + heads
     if seq_len == 0:
-        tl.store(out_at, tl.zeros([ROWS, DIM], output.dtype.element_ty), mask=in_row)
+        tl.store(out_at, tl.zeros([ROWS, DIM], tl.float32).to(output.dtype.element_ty), mask=in_row)
         return
 
     q = tl.load(query + token.to(tl.int64)[:, None] * Q_STRIDE + heads, mask=in_row, other=0.0)
@@ -110,7 +110,7 @@ def _prefill_kernel(
         total = total * fade + tl.sum(weights, axis=1)
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = higher
-    tl.store(out_at, (acc / total[:, None]).to(output.dtype.element_ty), mask=in_row)
+    tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
 _launch_write = CachedLaunch(_write_kernel, num_warps=4)
@@ -184,6 +184,7 @@ def _prefill_of(
         (
             scale * LOG2_E, row_stride(query), row_stride(output), table.stride(0),
             kv_heads, group, padded_group, head_dim, block_size, rows, max(16, power_of_2(head_dim)), tile,
+            None,
         ),
     )  # fmt: skip
 

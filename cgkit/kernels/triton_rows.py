@@ -32,7 +32,8 @@ def _leave(
         tl.store(scales + row, scale)
         value = value / scale
     if QUANT != 0:
-        value = tl.minimum(tl.maximum(value, -FP8_MAX), FP8_MAX)
+        # A NaN stays one: minimum and maximum alone would make a large number of it.
+        value = tl.clamp(value, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + row * WIDTH + at, value.to(out.dtype.element_ty), mask=inside)
 
 

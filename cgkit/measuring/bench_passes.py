@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgkit import torch_hooks
+from cgkit import events, torch_hooks
+from cgkit.compiling import CompiledGraph
 from cgkit.compiling.cache.folder import turned_off
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
-from cgkit.measuring.decode_bench import PROFILED, Step, shape_of, timed
+from cgkit.measuring.decode_bench import Step, busy_of, shape_of, timed
 from cgkit.serving.llama import PRESETS, Llama
 from cgkit.serving.llama_fp8 import SCHEMES, quantize
 from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
 from cgkit.serving.weights import build_model, random_weights
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: What is compared: name -> the passes.
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -33,13 +39,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "noop": ("noop",),
     "norm": ("noop", "fuse_norm_quant"),
     "norm + act": ("noop", "fuse_norm_quant", "fuse_act_quant"),
-    "norm, no noop": ("fuse_norm_quant",),
+    "norm + act, no noop": ("fuse_norm_quant", "fuse_act_quant"),
 }
 #: The same without a cut at attention, so that it can be fused as well.
 WHOLE: dict[str, tuple[str, ...]] = {
     "whole, off": (),
     "whole, all": ("noop", "fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant"),
+    "whole, all, no noop": ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant"),
 }
+#: What answers whether the no-op pass still matters: a variant, and the same without it.
+NOOP_PAIRS = (("norm + act", "norm + act, no noop"), ("whole, all", "whole, all, no noop"))
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +69,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures; returns ``frame`` (a row a variant and batch: see :func:`measure`) and what it was measured on.
+    """Measures; returns ``frame`` (a row a variant and batch: see :func:`measure`), ``noop`` (:func:`noop_rows`, also
+    in ``tables``, for the terminal) and what it was measured on.
 
     Raises:
         CaptureError: no GPU, and ``--device cpu`` was not given.
     """
     configs = {name: {"passes": passes} for name, passes in VARIANTS.items()}
     configs |= {name: {"passes": passes, "splitting_ops": ()} for name, passes in WHOLE.items()}
-    return measure(args, configs, scheme=args.scheme)
+    facts = measure(args, configs, scheme=args.scheme)
+    import pandas as pd
+
+    rows = noop_rows(facts["frame"])
+    return {**facts, "noop": rows, "tables": {"Without the no-op pass": pd.DataFrame(rows)}}
+
+
+def noop_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Does the no-op pass still matter? A row a pair of :data:`NOOP_PAIRS` and batch.
+
+    ``fusions_with`` and ``fusions_without`` it (places that all fusions matched in one step), ``noop_matched``, the
+    kernels of a step that Inductor generated both ways and, from a GPU, ``wall_ratio`` and ``busy_ratio`` (without it
+    over with it).
+    """
+    rows = []
+    indexed = {(row["variant"], row["batch"]): row for row in frame.to_dict("records")}
+    fusions = [name for name in frame.columns if name.startswith("matched_fuse_")]
+    for (variant, batch), on in indexed.items():
+        off = indexed.get((dict(NOOP_PAIRS).get(variant, ""), batch))
+        if off is None:
+            continue
+        counted = [int(sum(row[name] for name in fusions if row[name] == row[name])) for row in (on, off)]
+        row = {
+            "variant": variant,
+            "batch": batch,
+            "fusions_with": counted[0],
+            "fusions_without": counted[1],
+            "noop_matched": int(on["matched_noop"]),
+            "kernels_with": on["generated_kernels"],
+            "kernels_without": off["generated_kernels"],
+        }
+        for name, column in (("wall_ratio", "wall_ms"), ("busy_ratio", "gpu_busy_ms")):
+            if "gpu_busy_ms" in frame.columns:
+                row[name] = off[column] / on[column]
+        rows.append(row)
+    return rows
 
 
 def measure(
@@ -76,9 +121,10 @@ def measure(
     """One model under several configurations.
 
     Rows: ``variant``, ``batch``, ``wall_ms`` and ``cpu_ms`` (a step up to the last norm, one full graph), ``compile_s``
-    (tracing included), ``generated_kernels`` (of all pieces), ``bytes_at_16_tokens`` (what Inductor's kernels read and
-    write, by its own count, at the size of the traced example), matches by pass, ``max_difference`` to the first
-    variant; on a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
+    (tracing included), ``generated_kernels`` (by Inductor) and ``step_bytes_at_16_tokens`` (what its code reads and
+    writes, by its own count, at the size of the traced example), both of one whole step: a piece that several layers
+    share counts once a layer; matches by pass, also of a whole step; ``max_difference`` to the first variant;
+    on a GPU ``kernels_a_layer`` and ``gpu_busy_ms``.
     """
     if args.device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("this measures a GPU, and there is none; --device cpu is a dry run")
@@ -126,12 +172,14 @@ class _Variant:
         )
         self.executor = self.runner.executor
         started = time.perf_counter()
-        with torch_hooks.bytes_accessed() as moved:
+        with bytes_by_piece() as moved, warnings.catch_warnings():
+            # the variants without it are here to show what it costs
+            warnings.filterwarnings("ignore", message=".*without 'noop' before")
             self.executor.compile(self.runner.inputs)
         self.compile_s = time.perf_counter() - started
-        self.owned_bytes = moved()
         compiled = self.executor.compiled
         assert compiled is not None
+        self.step_bytes = step_bytes(compiled, moved)
         self.generated_kernels = sum(backend.general.kernels or 0 for backend in compiled.backends)
         frame = compiled.passes_frame()
         self.matched = dict(frame.groupby("pass")["matched"].sum()) if len(frame) else {}
@@ -176,10 +224,36 @@ class _Variant:
             "pieces": self.pieces,
             "different": self.different,
             "generated_kernels": self.generated_kernels,
-            "bytes_at_16_tokens": self.owned_bytes,
+            "step_bytes_at_16_tokens": self.step_bytes,
             "max_difference": float((self.hidden - first.hidden).abs().max()),
             **{f"matched_{name}": int(count) for name, count in self.matched.items()},
         }
+
+
+@contextmanager
+def bytes_by_piece() -> Iterator[dict[str, int]]:
+    """What each piece that is compiled in the block reads and writes (:func:`torch_hooks.bytes_accessed`), by its
+    name; the general shape alone. Pieces that share another one's compilation, and what a cache gave, are not in it."""
+    moved: dict[str, int] = {}
+    with torch_hooks.bytes_accessed() as total:
+        before = 0
+
+        def note(event: events.PieceCompiled) -> None:
+            nonlocal before
+            if event.shape is None:
+                moved[event.piece] = total() - before
+            before = total()
+
+        undo = events.subscribe(events.PieceCompiled, note)
+        try:
+            yield moved
+        finally:
+            undo()
+
+
+def step_bytes(compiled: CompiledGraph, moved: Mapping[str, int]) -> int:
+    """What one step reads and writes: each piece as often as it runs, not as often as it was compiled."""
+    return sum(moved[backend.general.owner] for backend in compiled.backends)
 
 
 def _timed_rows(variants: Sequence[_Variant], args: argparse.Namespace, cuda: bool) -> list[dict[str, Any]]:
@@ -192,25 +266,11 @@ def _timed_rows(variants: Sequence[_Variant], args: argparse.Namespace, cuda: bo
             rows.append({**row, **variant.row(variants[0])})
     if cuda:
         busy = {
-            (variant.name, batch): _busy(variant.step(batch), layers)
+            (variant.name, batch): busy_of(variant.step(batch))
             for variant in variants
             for batch in args.batches
         }
         for row in rows:
-            row.update(busy[row["variant"], row["batch"]])
+            ms, kernels = busy[row["variant"], row["batch"]]
+            row.update(gpu_busy_ms=ms, kernels_a_layer=kernels / layers)
     return rows
-
-
-def _busy(step: Step, layers: int) -> dict[str, float]:
-    """Kernels a layer (those outside of layers spread over them) and busy time of a step, from a profile."""
-    from torch.profiler import ProfilerActivity, profile
-
-    step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        for _ in range(PROFILED):
-            step()
-            torch.cuda.synchronize()
-    kernels = [event for event in profiler.events() if str(event.device_type).endswith("CUDA")]
-    ms = sum(event.time_range.elapsed_us() for event in kernels) / PROFILED / 1e3
-    return {"gpu_busy_ms": ms, "kernels_a_layer": len(kernels) / PROFILED / layers}

@@ -17,8 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from cgkit.measuring.size_bounds import Bounds
+
 #: Two costs that differ by less than this share of themselves are equal: sums of floats in another order.
 EQUAL = 1e-12
+#: A list is given up if its bound exceeds the best known by more than this share: bounds are sums of floats too.
+SLACK = 1e-9
 
 
 @dataclass(frozen=True)
@@ -123,70 +127,77 @@ def _back(came_from: Sequence[np.ndarray], last: int) -> tuple[int, ...]:
     return tuple(reversed(indices))
 
 
-#: (bytes added so far, cost so far, sizes so far, the entry before, the candidate)
-_Entry = tuple[float, float, int, Any, int]
+@dataclass(frozen=True)
+class _Lists:
+    """Lists that end at one size, a row each: bytes added, cost, how many sizes, and the list that each extends (the
+    index of its last size, -1 for none, and its row there)."""
+
+    own: np.ndarray
+    costs: np.ndarray
+    numbers: np.ndarray
+    before: np.ndarray
+    rows: np.ndarray
+
+    def __getitem__(self, which: Any) -> _Lists:
+        return _Lists(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
 
 def _any_bytes(choice: Choice, allowed: int, limit: float) -> list[_End]:
-    """Sizes add different bytes: for each last size all lists that no other beats in both cost and bytes.
-
-    While the number of sizes can bind, lists of different lengths are kept apart.
-    """
+    """Sizes add different bytes: for each last size all lists that no other beats in cost and bytes, and in the
+    number of sizes where that can bind; and of those only such as may yet become the best (:class:`Bounds`)."""
     steps = choice.steps()
-    room = limit - float(choice.shared.min())
+    bounds = Bounds(choice, steps, allowed, limit)
     binds = allowed < len(choice.sizes)
-    first: list[list[_Entry]] = [
-        _kept([(float(choice.each[i]), float(choice.replay[i] * choice.held[i]), 1, None, i)], room)
-        for i in range(len(choice.sizes))
-    ]
-    ends = _ends(choice, first, limit)
-    if not binds:
-        grown: list[list[_Entry]] = []
-        for i in range(len(choice.sizes)):
-            grown.append(_kept([*first[i], *_extended(grown, choice, steps, i)], room))
-        return _ends(choice, grown, limit)
-    entries = first
-    for _ in range(allowed - 1):
-        entries = [_kept(_extended(entries[:i], choice, steps, i), room) for i in range(len(choice.sizes))]
-        if not any(entries):
-            break
-        ends += _ends(choice, entries, limit)
-    return ends
-
-
-def _extended(entries: list[list[_Entry]], choice: Choice, steps: np.ndarray, i: int) -> list[_Entry]:
-    own = float(choice.each[i])
-    return [
-        (entry[0] + own, entry[1] + float(steps[j, i]), entry[2] + 1, entry, i)
-        for j, lists in enumerate(entries[:i])
-        for entry in lists
-    ]
-
-
-def _kept(entries: list[_Entry], room: float) -> list[_Entry]:
-    """Those that fit, and that none with at most as many bytes beats in cost, or equals with fewer sizes."""
-    kept: list[_Entry] = []
-    best = (np.inf, 0)
-    for entry in sorted(entries, key=lambda entry: entry[:3]):
-        if entry[0] <= room and (entry[1], entry[2]) < best:
-            best = (entry[1], entry[2])
-            kept.append(entry)
-    return kept
-
-
-def _ends(choice: Choice, entries: list[list[_Entry]], limit: float) -> list[_End]:
+    room = limit - float(choice.shared.min())
+    held: list[_Lists] = []
+    for i in range(len(choice.sizes)):
+        lists = _ending_at(i, choice, steps, held)
+        lists = lists[(lists.own <= room) & (lists.numbers <= allowed)]
+        hopeful = bounds.least(lists.costs, lists.own, lists.numbers, i) <= bounds.most * (1 + SLACK)
+        held.append(_unbeaten(lists[hopeful], binds))
     ends = []
-    for last, lists in enumerate(entries):
-        for entry in lists:
-            size = entry[0] + float(choice.shared[last])
-            if size <= limit:
-                ends.append(_End(entry[1] + float(choice.above[last]), entry[2], size, _indices(entry)))
+    for last, lists in enumerate(held):
+        whole = lists.own + choice.shared[last]
+        for row in np.flatnonzero(whole <= limit):
+            cost, number = float(lists.costs[row] + choice.above[last]), int(lists.numbers[row])
+            ends.append(_End(cost, number, float(whole[row]), _indices(held, last, int(row))))
     return ends
 
 
-def _indices(entry: _Entry | None) -> tuple[int, ...]:
+def _ending_at(i: int, choice: Choice, steps: np.ndarray, held: list[_Lists]) -> _Lists:
+    """The list of candidate ``i`` alone, and all lists that end below it with ``i`` added."""
+    own, cost = choice.each[i], choice.replay[i] * choice.held[i]
+    parts = [_Lists(*(np.array([value]) for value in (own, cost, 1, -1, 0)))]
+    for j, lists in enumerate(held):
+        size = len(lists.own)
+        if size:
+            before = np.full(size, j)
+            costs = lists.costs + steps[j, i]
+            parts.append(_Lists(lists.own + own, costs, lists.numbers + 1, before, np.arange(size)))
+    return _Lists(
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in _Lists.__dataclass_fields__)
+    )
+
+
+def _unbeaten(lists: _Lists, binds: bool) -> _Lists:
+    """Without those that another with at most as many bytes (and, if it ``binds``, just as many sizes) beats in
+    cost, or equals with fewer sizes."""
+    order = np.lexsort((lists.numbers, lists.costs, lists.own, lists.numbers if binds else 0 * lists.numbers))
+    kept: list[int] = []
+    group, best = -1, (np.inf, 0)
+    for row in order:
+        number = int(lists.numbers[row])
+        if binds and number != group:
+            group, best = number, (np.inf, 0)
+        if (lists.costs[row], number) < best:
+            best = (float(lists.costs[row]), number)
+            kept.append(int(row))
+    return lists[kept]
+
+
+def _indices(held: list[_Lists], last: int, row: int) -> tuple[int, ...]:
     found = []
-    while entry is not None:
-        found.append(entry[4])
-        entry = entry[3]
+    while last >= 0:
+        found.append(last)
+        last, row = int(held[last].before[row]), int(held[last].rows[row])
     return tuple(reversed(found))

@@ -102,7 +102,15 @@ class Explanation(Shown):
         keys = {backend.name: backend.general.key for backend in self.compiled.backends}
         lines = diff_keys(keys[a.name], keys[b.name]) if a.name in keys and b.name in keys else []
         shared = a.name in keys and keys[a.name] == keys.get(b.name)
-        return diff_nodes(split.lines(a), split.lines(b), (a.name, b.name), lines, shared=shared)
+        names = {
+            repr(name)
+            for backend in self.compiled.backends
+            if backend.name in (a.name, b.name)
+            for name in backend.lifted.names
+        }
+        return diff_nodes(
+            split.lines(a), split.lines(b), (a.name, b.name), lines, shared=shared, looked_up=names
+        )
 
     @functools.cached_property
     def bytecode(self) -> Bytecode | None:

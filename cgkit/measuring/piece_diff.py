@@ -9,7 +9,7 @@ of nodes and of weights mean nothing to a compiler: they are shown, and are no d
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,16 +133,18 @@ def diff_nodes(
     key_lines: Sequence[str] = (),
     *,
     shared: bool = False,
+    looked_up: Collection[str] = (),
 ) -> PieceDiff:
     """Aligns two lists of nodes and compares them; ``key_lines`` count where the nodes are equal.
 
     ``shared``: one compilation serves both. Constants that differ all the same are then names that an operator
-    looks something up by, and that were taken out of the piece before it was compiled.
+    looks something up by, and that were taken out of the piece before it was compiled. ``looked_up``: such names of
+    both pieces, as text; where they do not share one for another reason, the names are no reason all the same.
     """
     pairs = _align(left, right)
     partner = {a.name: b.name for a, b in pairs if a and b}
     held = _sources(left), _sources(right)
-    rows = [_row(a, b, partner, held) for a, b in pairs]
+    rows = [_row(a, b, partner, held, looked_up) for a, b in pairs]
     if shared:
         rows = [replace(row, status="looked up") if row.status == "changed" else row for row in rows]
     diff = PieceDiff(names, rows)
@@ -197,10 +199,16 @@ def _row(
     right: NodeLine | None,
     partner: Mapping[str, str],
     held: tuple[Mapping[str, str], Mapping[str, str]],
+    looked_up: Collection[str] = (),
 ) -> Row:
     if left is None or right is None:
         return Row("only left" if left else "only right", left, right)
     what = tuple(_how(left, right, partner, held))
+    if what and looked_up:
+        others = tuple(_how(left, right, partner, held, looked_up))
+        if not others:
+            return Row("looked up", left, right, what)
+        what = others
     if what:
         return Row("changed", left, right, what)
     renamed = left.source != right.source and "weight" in (left.role, right.role)
@@ -212,8 +220,9 @@ def _how(
     right: NodeLine,
     partner: Mapping[str, str],
     held: tuple[Mapping[str, str], Mapping[str, str]],
+    looked_up: Collection[str] = (),
 ) -> list[str]:
-    """How two aligned nodes differ, each thing a sentence."""
+    """How two aligned nodes differ (but for names ``looked_up``), each thing a sentence."""
     found = []
     before, after = dict(_by_place(left)), dict(_by_place(right))
     for where in dict.fromkeys([*before, *after]):
@@ -224,7 +233,7 @@ def _how(
             if partner.get(a[1]) != b[1]:
                 takes = f"{held[0].get(a[1], a[0])} → {held[1].get(b[1], b[0])}"
                 found.append(f"argument {where}: takes {takes}")
-        elif a != b:
+        elif a != b and not (a[0] in looked_up and b[0] in looked_up):
             found.append(f"constant (argument {where}): {a[0]} → {b[0]}")
     if left.shape != right.shape:
         found.append(f"shape: {left.shape or 'none'} → {right.shape or 'none'}")

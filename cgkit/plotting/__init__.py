@@ -4,7 +4,15 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts, plan_charts, serve_charts
+from cgkit.plotting import (
+    headline_chart,
+    host_chart,
+    memory_charts,
+    mode_charts,
+    padding_charts,
+    plan_charts,
+    serve_charts,
+)
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -31,10 +39,13 @@ __all__ = [
     "compile_times",
     "crossover",
     "fold",
+    "headline_chart",
+    "host_chart",
     "human_bytes",
     "launch_costs",
     "launch_overhead",
     "memory_charts",
+    "mode_charts",
     "ms_per_token",
     "padding_charts",
     "padding_steps",

@@ -141,6 +141,21 @@ def measured(artefact: Any) -> str:
     return _card(artefact, *drawn, table(artefact.to_frame(), rows=8))
 
 
+def mode_table(artefact: Any) -> str:
+    """The pool while recording, the modes with their sentences, the keys in order, and where batches go."""
+    folded = [
+        f"<details><summary>{what}</summary>{table(frame, rows=MANY)}</details>"
+        for what, frame in (
+            ("every recorded key, in order", artefact.to_frame()),
+            ("which graph a batch takes", artefact.routes_frame()),
+        )
+    ]
+    modes = artefact.modes_frame()
+    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in modes["said"])
+    picture = Picture(artefact.plot()).svg()
+    return _card(artefact, picture, table(modes.drop(columns=["said"]), rows=8), f"<ul>{said}</ul>", *folded)
+
+
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
@@ -250,6 +265,8 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Coverage": measured,
     "ExpectedWaste": measured,
     "Ledger": measured,
+    "HostTime": measured,
+    "ModeTable": mode_table,
     "Lifetimes": measured,
     "Padding": measured,
     "PoolPrediction": measured,

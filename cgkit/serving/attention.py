@@ -16,8 +16,7 @@ from torch import Tensor
 
 from cgkit.errors import ServingError
 from cgkit.forward_context import get_forward_context
-from cgkit.kernels import attend
-from cgkit.kernels.fused import static_fp8_quant
+from cgkit.kernels import attend, attend_fp8
 from cgkit.kernels.paged_attention import prepare_attend
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
 from cgkit.splitting import register_op
@@ -70,11 +69,15 @@ def unified_attention_with_output(
     try:
         key_cache, value_cache = metadata.kv_caches[layer_name]
     except KeyError:
-        raise ServingError(
-            f"no KV cache for layer {layer_name!r}; there are caches for {list(metadata.kv_caches)}: "
-            "build PagedKVCache with layer_names=[...] as in the model"
-        ) from None
+        raise _no_cache(layer_name, metadata) from None
     attend(query, key, value, key_cache, value_cache, metadata, output, scale)
+
+
+def _no_cache(layer_name: str, metadata: AttentionMetadata) -> ServingError:
+    return ServingError(
+        f"no KV cache for layer {layer_name!r}; there are caches for {list(metadata.kv_caches)}: "
+        "build PagedKVCache with layer_names=[...] as in the model"
+    )
 
 
 def _prepare_attention(
@@ -101,6 +104,7 @@ register_op(
     "unified_attention_with_output",
     unified_attention_with_output,
     mutates_args=["output"],
+    lookup_args=["layer_name"],
     prepare=_prepare_attention,
 )
 
@@ -117,15 +121,28 @@ def unified_attention_with_fp8_output(
     """:func:`unified_attention_with_output` whose ``output`` is FP8: what it computes, over ``output_scale`` (one
     float32 number), saturated. A graph pass puts it in the place of attention and quantisation.
 
-    The kernels write the model's type, so this is two launches and a buffer inside of one operator: it saves a
-    node, and not yet the memory traffic.
+    As many launches as attention alone, and no buffer in the model's type: :func:`cgkit.kernels.attend_fp8`.
+
+    Raises:
+        ServingError: as there; or shapes, types or devices do not fit.
     """
-    wide = torch.empty_like(query, memory_format=torch.contiguous_format)
-    unified_attention_with_output(query, key, value, wide, scale, layer_name)
-    static_fp8_quant(output, wide, output_scale)
+    metadata = get_forward_context().attn_metadata
+    if metadata is None:
+        output.zero_()
+        return
+    try:
+        key_cache, value_cache = metadata.kv_caches[layer_name]
+    except KeyError:
+        raise _no_cache(layer_name, metadata) from None
+    attend_fp8(query, key, value, key_cache, value_cache, metadata, output, scale, output_scale)
 
 
-register_op("unified_attention_with_fp8_output", unified_attention_with_fp8_output, mutates_args=["output"])
+register_op(
+    "unified_attention_with_fp8_output",
+    unified_attention_with_fp8_output,
+    mutates_args=["output"],
+    lookup_args=["layer_name"],
+)
 
 
 def attention(

@@ -19,9 +19,14 @@ from torch import nn
 from cgkit.errors import ServingError
 from cgkit.serving.gguf_files import bundled_smollm2, read_gguf
 from cgkit.serving.llama import PRESETS, Llama, LlamaConfig
+from cgkit.serving.opt import OPT, OPT_PRESETS, OPTConfig, random_opt
 from cgkit.serving.tokenizer import ByteTokenizer, load_tokenizer, need
 
 logger = logging.getLogger(__name__)
+
+#: What a runner serves: ``forward`` up to the last norm, ``compute_logits``, ``config``, ``attention_layers``.
+ServedModel = Llama | OPT
+Shape = LlamaConfig | OPTConfig
 
 SMOLLM2 = "smollm2-135m-instruct"
 _CONVERTER = "1"  # raise it when a conversion gives other files: old ones are then not found
@@ -132,6 +137,27 @@ def random_weights(
             drawn /= shape[-1] ** 0.5
         weights[name] = drawn.to(device, dtype)
     return weights
+
+
+def named_shape(name: str, layers: int | None = None) -> Shape:
+    """The shape ``name`` of either family, with another number of layers if that is given.
+
+    Raises:
+        ServingError: there is no such shape.
+    """
+    shapes: dict[str, Shape] = {**PRESETS, **OPT_PRESETS}
+    if name not in shapes:
+        raise ServingError(f"there is no shape {name!r}; use one of {', '.join(sorted(shapes))}")
+    return shapes[name].scaled(num_hidden_layers=layers) if layers else shapes[name]
+
+
+def random_model(
+    config: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
+) -> ServedModel:
+    """A model of either family with random weights, ready to serve."""
+    if isinstance(config, OPTConfig):
+        return random_opt(config, dtype, device, seed)
+    return build_model(config, random_weights(config, dtype, device, seed), dtype=dtype, device=device)
 
 
 def read_folder(folder: Path) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:

@@ -60,9 +60,9 @@ class DirectCall:
         self._bound_by.add(holder)
 
     def replace(self, call: Callable[..., Any]) -> None:
-        """Sets ``call``, and tells those who bound the old one."""
-        changed, self.call = call is not self.call, call
-        for holder in list(self._bound_by) if changed else ():
+        """Sets ``call``, and tells those who bound the old one (or a launch that was prepared for it)."""
+        self.call = call
+        for holder in list(self._bound_by):
             holder.operator_changed()
 
 

@@ -13,7 +13,7 @@ from cgkit import events
 from cgkit.capturing import capture, free_all
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.counters import compilation_counter
-from cgkit.errors import CaptureLockedError, ConfigError, MovedInputError, ReplayError
+from cgkit.errors import CaptureLockedError, ConfigError, MovedInputError, ReplayError, TraceError
 from cgkit.forward_context import BatchDescriptor, get_forward_context, set_forward_context
 from cgkit.measuring.profile_step import trace_steps
 from cgkit.splitting import register_op, unregister_op
@@ -327,6 +327,20 @@ def test_a_bound_call_leaves_no_gradient_on_static_tensors(device, scaled_toy):
         assert not captured.run(buffer[:4]).requires_grad
 
 
+def test_in_another_mode_the_module_path_says_so(device):
+    captured, x = capture(toy(device), [4]), torch.randn(4, 8, device=device)
+    captured(x)
+    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(TraceError, match="autocast"):
+        run_at_4(captured)
+    assert captured.plans.module_steps == {f"{OTHER} the model's mode": 1}
+
+
+def run_at_4(captured):
+    """A step as a runner takes it: on the recording's own arguments."""
+    with step(4):
+        return captured.run(*captured.inputs.at(4).args)
+
+
 def test_a_profiler_sees_each_piece_and_the_plan_is_as_before_after_it(device):
     captured = capture(toy(device), [4])
     x, before = torch.randn(4, 8, device=device), dict(captured.plans.ready)
@@ -336,15 +350,6 @@ def test_a_profiler_sees_each_piece_and_the_plan_is_as_before_after_it(device):
         assert f"cgkit:{wanted}" in names
     assert (trace["cgkit"]["mode"], trace["cgkit"]["batch"]) == ("PIECEWISE", 4)
     assert captured.plans.ready == before
-
-
-def test_calls_can_be_replaced_to_measure_the_rest(device):
-    captured, x, called = capture(toy(device), [4]), torch.randn(4, 8, device=device), []
-    before = host_calls[0]
-    with captured.plans.replaced(lambda: called.append(1), "replay", "attention"):
-        captured(x)
-    assert len(called) == 5 and host_calls[0] == before
-    assert torch.equal(captured(x), Toy().to(device)(x))
 
 
 def test_after_the_end_the_plan_is_gone(device):

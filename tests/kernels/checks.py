@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from cgkit.kernels.triton_attention_fp8 import paged_attention_decode_fp8, paged_attention_prefill_fp8
 from cgkit.kernels.triton_decode import paged_attention_decode
 from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
+from tests.kernels import fp8_attention
 from tests.kernels.cases import Case, arguments, assert_right, make_case
 
 #: name -> (lengths, keyword arguments of make_case)
@@ -47,3 +49,26 @@ def run_prefill(name: str, dtype: torch.dtype, device: str) -> None:
     case = make_case(new, lengths, dtype=dtype, device=device, **options)
     prefill(case)
     assert_right(case)
+
+
+def run_decode_fp8(
+    name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got
+) -> None:
+    lengths, options = DECODE[name]
+    case = make_case([1] * len(lengths), lengths, dtype=dtype, device=device, **options)
+    fp8_attention.check(case, scale, paged_attention_decode, paged_attention_decode_fp8, carried)
+
+
+def run_prefill_fp8(
+    name: str, dtype: torch.dtype, device: str, scale: float, carried=lambda got, _: got
+) -> None:
+    new, lengths, options = PREFILL[name]
+    case = make_case(new, lengths, dtype=dtype, device=device, **options)
+
+    def quantised(query, key, value, key_cache, value_cache, metadata, output, softmax_scale, output_scale):
+        write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
+        paged_attention_prefill_fp8(
+            query, key_cache, value_cache, metadata, output, softmax_scale, output_scale
+        )
+
+    fp8_attention.check(case, scale, lambda *given: prefill(case), quantised, carried)

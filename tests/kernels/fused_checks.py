@@ -80,6 +80,8 @@ def run_all(dtype, device, rows, width, call=lambda name, *args: OPERATORS[name]
     assert_near(summed, x.double() + residual.double(), dtype)
     call("silu_and_mul_static_fp8_quant", quantised, x, residual, scale)
     assert_quantised(quantised, gated, scale, dtype)
+    call("silu_and_mul_dynamic_per_token_fp8_quant", quantised, scales, x, residual)
+    assert_dynamic(quantised, scales, gated, dtype)
 
 
 def assert_dynamic(quantised, scales, expected, dtype):

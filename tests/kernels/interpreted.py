@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from cgkit.kernels import triton_decode
 from cgkit.kernels.triton_decode import paged_attention_decode
 from tests.kernels.cases import Case, arguments, assert_caches, assert_right, cases, make_case
-from tests.kernels.checks import DECODE, PREFILL, prefill, run_decode, run_prefill
+from tests.kernels.checks import (
+    DECODE,
+    PREFILL,
+    prefill,
+    run_decode,
+    run_decode_fp8,
+    run_prefill,
+    run_prefill_fp8,
+)
+from tests.kernels.fp8_attention import SCALES
 
 assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1"
 few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -27,6 +36,27 @@ def test_decode(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_prefill(name: str, dtype: torch.dtype) -> None:
     run_prefill(name, dtype, "cpu")
+
+
+def carried(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The interpreter's conversion to FP8 does not carry (interpreted_fused.py), and cuts FP8's subnormal numbers off
+    in place of rounding them (Triton 3.9; a GPU does neither). Such numbers, and only they, pass."""
+    lost = (right.abs().log2() % 1 == 0) & (got * 2 == right)
+    lost |= (right.abs() <= 2.0**-6) & (got != right) & ((got - right).abs() <= 2.0**-9)
+    assert lost.double().mean() < 0.2
+    return torch.where(lost, right, got)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", DECODE)
+def test_decode_into_fp8(name: str, scale: float) -> None:
+    run_decode_fp8(name, torch.float16, "cpu", scale, carried)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", PREFILL)
+def test_prefill_into_fp8(name: str, scale: float) -> None:
+    run_prefill_fp8(name, torch.float16, "cpu", scale, carried)
 
 
 @few

@@ -40,6 +40,9 @@ def call(name, *args):
     elif name == "silu_and_mul_static_fp8_quant":
         out, gate, up, scale = args
         triton_rows.activation_triton(out, gate, up, scales=scale, quant=quant)
+    elif name == "silu_and_mul_dynamic_per_token_fp8_quant":
+        out, scales, gate, up = args
+        triton_rows.activation_triton(out, gate, up, scales=scales, quant=quant)
     elif name == "static_fp8_quant":
         triton_rows.activation_triton(args[0], args[1], scales=args[2], quant=quant)
     else:

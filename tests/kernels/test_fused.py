@@ -41,6 +41,17 @@ def test_what_is_too_large_saturates_and_a_row_of_zeros_stays_zero():
     assert out[0].float().tolist()[:2] == [448.0, -448.0]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_not_a_number_stays_that_and_infinity_saturates(device):
+    # not in the interpreter: its conversion makes 384 of a NaN (Triton 3.9)
+    x = torch.tensor([[1.0, torch.nan, torch.inf, -torch.inf]] * 4, device=device)
+    out, scales = torch.empty(4, 4, dtype=FP8, device=device), torch.empty(4, 1, device=device)
+    OPERATORS["static_fp8_quant"](out, x, torch.tensor(1.0, device=device))
+    assert out[0].float().nan_to_num(7.0).tolist() == [1.0, 7.0, 448.0, -448.0]
+    OPERATORS["dynamic_per_token_fp8_quant"](out, scales, x)
+    assert out[:, 1].float().isnan().all()
+
+
 def test_no_rows():
     out = torch.empty(0, 16, dtype=FP8)
     OPERATORS["rms_norm_static_fp8_quant"](out, torch.empty(0, 16), torch.ones(16), torch.tensor(1.0), 1e-5)

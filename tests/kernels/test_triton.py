@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from cgkit.kernels.fused_torch import FP8
 from tests.kernels.cases import Case, arguments, assert_right, cases, make_case
+from tests.kernels.fp8_attention import SCALES, check
 from tests.kernels.interpreter import run_interpreted
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -34,6 +37,75 @@ def test_prefill_on_cuda(dtype: torch.dtype) -> None:
 
     for name in PREFILL:
         run_prefill(name, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_into_fp8_on_cuda(dtype: torch.dtype, scale: float) -> None:
+    from tests.kernels.checks import DECODE, PREFILL, run_decode_fp8, run_prefill_fp8
+
+    for name in DECODE:
+        run_decode_fp8(name, dtype, "cuda", scale)
+    for name in PREFILL:
+        run_prefill_fp8(name, dtype, "cuda", scale)
+
+
+@pytest.mark.gpu
+@many
+@given(cases(device="cuda", dtype=torch.bfloat16), st.sampled_from(SCALES))
+def test_random_batches_into_fp8_on_cuda(case: Case, scale: float) -> None:
+    from cgkit.kernels import attend, attend_fp8
+
+    case.key_cache[0] = case.value_cache[0] = 0
+    check(case, scale, attend, attend_fp8)
+
+
+def kernels_of(step) -> list[str]:
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    return [e.name for e in profiler.events() if str(e.device_type).endswith("CUDA")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("new", "launches"), [([1, 1, 1], 1), ([3, 1, 1], 2)])
+def test_attention_into_fp8_starts_as_many_kernels_as_attention(new: list[int], launches: int) -> None:
+    from cgkit.kernels import attend, attend_fp8
+
+    case = make_case(new, [900, 5, 300], group=4, head_dim=64, dtype=torch.bfloat16, device="cuda")
+    output, scale = torch.empty_like(case.query, dtype=FP8), torch.tensor(0.01, device="cuda")
+    given = [*arguments(case)[:6], output, case.scale, scale]
+    assert len(kernels_of(lambda: attend(*arguments(case)))) == launches
+    assert len(kernels_of(lambda: attend_fp8(*given))) == launches
+
+
+@pytest.mark.gpu
+def test_a_recorded_decode_into_fp8_serves_other_lengths_with_the_same_bits() -> None:
+    from cgkit.kernels import attend_fp8
+
+    case = make_case(
+        [1, 1, 1], [900, 5, 300], kv_heads=1, group=4, head_dim=64, device="cuda", dtype=torch.bfloat16,
+        padded_reqs=1, padded_tokens=1,
+    )  # fmt: skip
+    output, scale = torch.empty_like(case.query, dtype=FP8), torch.tensor(0.01, device="cuda")
+    given = [*arguments(case)[:6], output, case.scale, scale]
+    attend_fp8(*given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend_fp8(*given)
+    for lengths in ([900, 5, 300], [10, 1, 299]):
+        case.metadata.seq_lens[:3] = torch.tensor(lengths, dtype=torch.int32)
+        output.view(torch.uint8).fill_(0x7F)
+        graph.replay()
+        replayed = output.view(torch.uint8).clone()
+        attend_fp8(*given)
+        assert torch.equal(replayed, output.view(torch.uint8))
+        assert not replayed[3].any()
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import cgkit
 from cgkit.errors import ConfigError
+from cgkit.measuring import best_sizes
 from cgkit.measuring.padding import BatchHistogram, named_ladder
 from cgkit.measuring.plan_sizes import (
     best_part,
@@ -103,6 +104,19 @@ def test_a_larger_problem_agrees_with_the_one_that_knows_no_equal_bytes():
         )
         assert same.expected_step_cost == pytest.approx(other.expected_step_cost, rel=1e-6)
         assert len(same.sizes) == budget // 2
+
+
+@pytest.mark.parametrize("most", [None, 5])
+def test_giving_lists_up_early_loses_nothing(monkeypatch, most):
+    histogram = {batch: 1 + batch * 7919 % 13 for batch in range(1, 33)}
+    cost = StepCost(lambda n: 5 + 0.1 * n, lambda n: 20)
+    memory = PoolModel(lambda n: 3.0 * n, lambda n: 1.0 + 0.37 * n)
+    for budget in (40, 90, 160):
+        hopeful = plan_capture_sizes(histogram, cost, budget, most, memory=memory)
+        with monkeypatch.context() as patched:
+            patched.setattr(best_sizes, "SLACK", math.inf)
+            every = plan_capture_sizes(histogram, cost, budget, most, memory=memory)
+        assert hopeful.sizes == every.sizes and hopeful.sizes
 
 
 def test_budgets_of_nothing_record_nothing_and_say_why():

@@ -31,6 +31,31 @@ def test_the_operator_writes_and_attends_through_the_context() -> None:
     assert_right(case)
 
 
+def fp8_call(case: Case, output: torch.Tensor, scale: float, name: str = "layer") -> None:
+    torch.ops.cgkit.unified_attention_with_fp8_output(
+        case.query, case.key, case.value, output, case.scale, name, torch.tensor(scale)
+    )
+
+
+def test_the_operator_with_fp8_output_is_attention_and_quantisation() -> None:
+    case = make_case([1, 7, 3], [20, 7, 40], padded_reqs=1, padded_tokens=2)
+    output = torch.empty_like(case.query, dtype=torch.float8_e4m3fn)
+    with set_forward_context(in_layer(case)):
+        fp8_call(case, output, 0.01)
+        torch.ops.cgkit.unified_attention_with_output(
+            case.query, case.key, case.value, case.output, case.scale, "layer"
+        )
+        with pytest.raises(ServingError, match=r"'second'.*'layer'"):
+            fp8_call(case, output, 0.01, "second")
+    assert_right(case)
+    apart = torch.empty_like(output)
+    torch.ops.cgkit.static_fp8_quant(apart, case.output, torch.tensor(0.01))
+    assert torch.equal(output.view(torch.uint8), apart.view(torch.uint8))
+    with set_forward_context(None):
+        fp8_call(case, output, 0.01, "no such layer")
+    assert not output.view(torch.uint8).any()
+
+
 def test_the_helper_scales_by_the_head_size_and_allocates() -> None:
     case = make_case([3], [3])
     with set_forward_context(in_layer(case)):
@@ -68,7 +93,7 @@ def test_a_second_import_registers_nothing_twice() -> None:
     after = registered_ops()[NAME]
     assert after.schema == before.schema
     assert after.overload is before.overload
-    assert [name for name in registered_ops() if "unified_attention_with_output" in name] == [NAME]
+    assert [name for name in registered_ops() if name.endswith("::unified_attention_with_output")] == [NAME]
 
 
 def test_the_schema_writes_the_output_alone() -> None:

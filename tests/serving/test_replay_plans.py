@@ -38,7 +38,7 @@ RECORDED = len(STEPS) - 3  # steps that do not exceed the largest size
 
 
 def runner_of(mode, path="plan", device="cpu", sizes=SIZES, **options):
-    model = build_model(TOY, random_weights(TOY, seed=0)).to(device)
+    model = build_model(TOY, random_weights(TOY, device=device, seed=0), device=device)
     config = CompilationConfig(
         level=3,
         cudagraph_mode=mode,

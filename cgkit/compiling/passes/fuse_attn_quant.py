@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cgkit.compiling.lifting import by_number
 from cgkit.compiling.passes import quant_patterns as patterns
 from cgkit.compiling.passes.base import GraphPass
 from cgkit.compiling.passes.fuse_norm_quant import find_quantisation
@@ -23,19 +24,32 @@ from cgkit.compiling.passes.replace import call_functional, empty_like, place_fo
 _ARGUMENTS = ("query", "key", "value")
 
 
+def _operators() -> list[tuple[Any, Any]]:
+    """Attention and attention with an output scale: told the layer's name, and (as compiled) its number."""
+    attention = getattr(torch.ops.cgkit, "unified_attention_with_output", None)
+    fused = getattr(torch.ops.cgkit, "unified_attention_with_fp8_output", None)
+    if attention is None or fused is None:
+        return []
+    pairs = [(attention.default, fused.default)]
+    numbered = by_number(attention.default), by_number(fused.default)
+    return pairs if None in numbered else [*pairs, numbered]
+
+
 class AttentionQuantFusion(GraphPass):
     """``unified_attention_with_output`` + quantisation -> ``unified_attention_with_fp8_output``."""
 
     name = "fuse_attn_quant"
 
+    def __init__(self) -> None:
+        # Made now, not when the pass first runs: a piece out of a cache holds them, and no pass runs for it.
+        _operators()
+
     def __call__(self, graph: fx.Graph) -> int:
-        attention = getattr(torch.ops.cgkit, "unified_attention_with_output", None)
-        fused = getattr(torch.ops.cgkit, "unified_attention_with_fp8_output", None)
-        if attention is None or fused is None:
+        pairs = _operators()
+        if not pairs:
             self.notes.append("no attention operator is registered (import cgkit.serving)")
-            return 0
         nodes = [node for node in graph.nodes if patterns.is_fp8(node) and node.users]
-        return sum(self._fuse(graph, node, attention.default, fused.default) for node in nodes)
+        return sum(any(self._fuse(graph, node, *pair) for pair in pairs) for node in nodes)
 
     def _fuse(self, graph: fx.Graph, node: fx.Node, attention: Any, fused: Any) -> bool:
         quantised = find_quantisation(node, dynamic=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.compiling.lifting import number_inputs
 from cgkit.compiling.passes.manager import PostGradPassManager
 from cgkit.compiling.passes.report import PassReports
 
@@ -75,11 +76,11 @@ def in_post_grad(
         "enable_auto_functionalized_v2": functionalization_v2,
         "triton.cudagraphs": False,
     }
-    args = backend.call.args
-    mode = torch_hooks.fake_mode_of(args) or torch_hooks.new_fake_mode()
+    mode = torch_hooks.fake_mode_of(backend.call.args) or torch_hooks.new_fake_mode()
+    args = (*backend.call.args, *number_inputs(mode, len(backend.lifted.numbers)))
     with torch_hooks.compile_lock():
         try:
-            torch_hooks.standalone_compile(copy.deepcopy(backend.graph), args, mode, options)
+            torch_hooks.standalone_compile(copy.deepcopy(backend.lifted.graph_module), args, mode, options)
         except Exception as error:
             if not _is_enough(error):
                 raise

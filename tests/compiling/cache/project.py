@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -72,14 +73,39 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def start(folder: Path, cache: Path, options: dict | None = None, **environment: str) -> subprocess.Popen:
+def bound_by_permissions() -> None:
+    """In a child before its exec: root, too, may then write only where the permissions say so (Linux).
+
+    The power to pass them by (CAP_DAC_OVERRIDE) leaves the set that an exec can get.
+    """
+    if os.name != "nt" and os.geteuid() == 0:
+        drop_from_bounding_set, dac_override = 24, 1
+        if ctypes.CDLL(None, use_errno=True).prctl(drop_from_bounding_set, dac_override, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "CAP_DAC_OVERRIDE cannot be dropped")
+
+
+def is_bound(folder: Path) -> bool:
+    """Whether a child after :func:`bound_by_permissions` cannot write into ``folder``."""
+    program = "import sys, pathlib; pathlib.Path(sys.argv[1], 'x').write_text('')"
+    command = [sys.executable, "-c", program, str(folder)]
+    try:
+        run = subprocess.run(command, preexec_fn=bound_by_permissions, capture_output=True, text=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return run.returncode != 0 and "PermissionError" in run.stderr
+
+
+def start(
+    folder: Path, cache: Path, options: dict | None = None, before_exec=None, **environment: str
+) -> subprocess.Popen:
     """The project's model in a process of its own."""
     home = Path(__file__).parents[3]
     env = {**os.environ, "CGKIT_CACHE_DIR": str(cache), "PYTHONPATH": str(home), **environment}
     command = [sys.executable, "model.py", json.dumps(options or {})]
     return subprocess.Popen(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=before_exec,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen) -> dict:
@@ -89,6 +115,6 @@ def finish(process: subprocess.Popen) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-def run(folder: Path, cache: Path, options: dict | None = None, **environment: str) -> dict:
+def run(folder: Path, cache: Path, options: dict | None = None, before_exec=None, **environment: str) -> dict:
     """Starts and finishes."""
-    return finish(start(folder, cache, options, **environment))
+    return finish(start(folder, cache, options, before_exec, **environment))

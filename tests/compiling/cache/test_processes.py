@@ -100,13 +100,44 @@ def test_others_may_not_put_code_into_the_cache(warm, tmp_path):
     assert any("can be written by others" in warning for warning in found["warnings"])
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(warm, tmp_path):
+@pytest.fixture
+def read_only():
+    """Makes folders read-only, and writable again afterwards; skips where that binds nobody."""
+    made = []
+
+    def lock(root):
+        for each in sorted([root, *(path for path in root.rglob("*") if path.is_dir())]):
+            made.append(each)
+            each.chmod(0o500)
+        if not project.is_bound(root):
+            pytest.skip("permissions bind no process here")
+
+    yield lock
+    for each in made:
+        each.chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_written(warm, tmp_path, read_only):
     folder, cache, _ = copied(warm, tmp_path)
     shutil.rmtree(cache)
-    cache.mkdir(mode=0o500)
-    found = project.run(folder, cache)
-    assert found["equal"] and compiles(found) == 2 and found["warnings"]
+    cache.mkdir()
+    read_only(cache)
+    found = project.run(folder, cache, before_exec=project.bound_by_permissions)
+    assert found["equal"] and compiles(found) == 2 and not loads(found) and found["warnings"]
+    assert any("Permission denied" in warning for warning in found["warnings"])
+    assert list(cache.iterdir()) == []
+
+
+def test_a_filled_folder_that_cannot_be_written_is_never_wrong(warm, tmp_path, read_only):
+    folder, cache, first = copied(warm, tmp_path)
+    before = sorted(cache.rglob("*"))
+    read_only(cache)
+    found = project.run(folder, cache, before_exec=project.bound_by_permissions)
+    assert found["equal"] and found["key"] == first["key"]
+    assert loads(found) + compiles(found) == 2
+    assert sorted(cache.rglob("*")) == before
+    if compiles(found):
+        assert found["warnings"]  # it says so
 
 
 @pytest.mark.slow

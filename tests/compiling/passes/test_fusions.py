@@ -52,16 +52,33 @@ def test_whole_attention_is_fused_too(layers, custom_ops):
         layers,
         layers,
     )
-    after = reports["submod_0"][-1].after
-    assert after.count("cgkit.unified_attention_with_fp8_output.default(") == layers
+    after = reports["submod_0"][-1].after  # as it is compiled: layers by number, not by name
+    assert after.count("cgkit_by_number.cgkit__unified_attention_with_fp8_output.default(") == layers
     assert "unified_attention_with_output" not in after and "auto_functionalized" not in after
+    assert ".self_attn" not in after
 
 
-@pytest.mark.parametrize("layers", [2, 4])
-@pytest.mark.parametrize("custom_ops", [("none",), ("all",)], ids=str)
-def test_per_token_quantisation_is_fused_with_the_norm(layers, custom_ops):
-    reports = preview_passes(split(llama(layers, "per_token"), custom_ops), FUSIONS)
-    assert matched(reports)["fuse_norm_quant"] == 2 * layers
+@pytest.mark.parametrize(
+    ("layers", "custom_ops", "dtype"),
+    [
+        (2, ("none",), torch.bfloat16),
+        (4, ("none",), torch.bfloat16),
+        (2, ("none",), torch.float32),
+        (2, ("all",), torch.bfloat16),
+        (4, ("all",), torch.bfloat16),
+        (2, ("none", "+quant_fp8"), torch.bfloat16),
+        (2, ("none", "+silu_and_mul"), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_per_token_quantisation_is_fused_with_the_norm_and_with_the_activation(layers, custom_ops, dtype):
+    reports = preview_passes(split(llama(layers, "per_token", dtype), custom_ops), FUSIONS)
+    found = matched(reports)
+    assert found["fuse_norm_quant"] == 2 * layers
+    assert found["fuse_act_quant"] == layers
+    assert found["fuse_attn_quant"] == 0
+    assert fused_calls(reports, "silu_and_mul_dynamic_per_token_fp8_quant") == layers
+    assert fused_calls(reports, "silu_and_mul_static_fp8_quant") == 0
     assert fused_calls(reports, "rms_norm_dynamic_per_token_fp8_quant") == 1
     assert fused_calls(reports, "fused_add_rms_norm_dynamic_per_token_fp8_quant") == 2 * layers - 1
 
