@@ -18,7 +18,7 @@ def token_of(request: Request, number: int) -> int:
 
 
 class Bench:
-    """Drives a scheduler like an engine that is ``ahead`` steps (0 or 1) before the tokens, and checks every step.
+    """Drives a scheduler like an engine that is ``ahead`` steps before the tokens, and checks every step.
 
     The device runs steps in the order in which they were scheduled, each with the blocks of that moment, as one stream
     does. ``slots`` says which request's token, at which position, was last written where.

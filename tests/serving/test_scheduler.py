@@ -17,7 +17,7 @@ SHAPES = {
     "size": st.integers(1, 8),
     "seats": st.integers(1, 7),
     "budget": st.integers(1, 30),
-    "ahead": st.integers(0, 1),
+    "ahead": st.integers(0, 2),
     "stop_share": st.sampled_from([0.0, 0.05, 0.3]),
 }
 
