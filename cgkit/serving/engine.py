@@ -33,7 +33,7 @@ from cgkit.serving.runner import Prompt, Runner
 from cgkit.serving.sampler import Project, Sampler, Work
 from cgkit.serving.sampling import GREEDY, SamplingParams
 from cgkit.serving.scheduler import ScheduledStep, Scheduler
-from cgkit.serving.step_inputs import Fetch, StepInputs
+from cgkit.serving.step_inputs import Put, StepInputs
 from cgkit.serving.step_report import (
     FILL,
     FORWARD,
@@ -265,11 +265,15 @@ class Engine(Shown):
 
         Returns what is new, possibly nothing.
         """
+        outputs = self._tell_aborted() if self._aborted else []
+        while (
+            self._launched and self.inputs.overwritten
+        ):  # the runner's own steps, or a recording, came between
+            outputs += self._finish(self._launched.popleft())
         started = time.perf_counter()
         step = self.scheduler.schedule()
         if step is not None:
             self._launch(step, started)
-        outputs = self._tell_aborted() if self._aborted else []
         if len(self._launched) > (1 if self.async_scheduling and step is not None else 0):
             outputs += self._finish(self._launched.popleft())
         elif step is None and self.scheduler.waiting:
@@ -288,13 +292,13 @@ class Engine(Shown):
         slot = self.num_steps % DEPTH
         self.num_steps += 1
         report = StepReport(self.num_steps, route, uniform, len(step.requests), step.num_tokens)
-        metadata, fetch = self.inputs.fill(step, route.num_tokens)
+        metadata, put = self.inputs.fill(step, route.num_tokens)
         filled = clock()
         project, sample = self.sampler.prepare(step, self._last_row, slot, self._num_rows(step, route))
         parts = report.parts
         parts[SCHEDULE], parts[ROUTE], parts[FILL] = scheduled - started, routed - scheduled, filled - routed
         parts[SAMPLE] = clock() - filled
-        self.queue.submit(partial(self._work, metadata, route, fetch, project, sample, parts))
+        self.queue.submit(partial(self._work, metadata, route, put, project, sample, parts))
         before = clock()
         self.queue.mark(slot)
         self._launched.append(_Launched(step, slot, report))
@@ -326,7 +330,7 @@ class Engine(Shown):
         self,
         metadata: AttentionMetadata,
         route: Route,
-        fetch: Fetch | None,
+        put: Put | None,
         project: Project,
         sample: Work,
         parts: list[float],
@@ -334,17 +338,17 @@ class Engine(Shown):
         """What the device does in a step, in order."""
         clock = time.perf_counter
         started = clock()
-        if fetch is not None:
-            fetch()
+        if put is not None:
+            put()
         arguments = self.runner.inputs.front(route.num_tokens)
-        fetched = clock()
+        placed = clock()
         with set_forward_context(metadata, cudagraph_runtime_mode=route.mode, batch_descriptor=route.key):
             hidden = self.runner.executor.forward(*arguments)
             logits = project(hidden)
         forward = clock()
         sample(logits)
-        parts[FILL] += fetched - started
-        parts[FORWARD] = forward - fetched
+        parts[FILL] += placed - started
+        parts[FORWARD] = forward - placed
         parts[SAMPLE] += clock() - forward
 
     def _finish(self, launched: _Launched) -> list[RequestOutput]:

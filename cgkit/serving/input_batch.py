@@ -55,7 +55,7 @@ class PersistentBuffers:
         self.host: dict[str, np.ndarray[Any, Any]] = self._arrays()
         self.tensors: dict[str, torch.Tensor] = self._views(self._device)
         self._areas: list[torch.Tensor] = []
-        self._fronts: dict[int | None, list[tuple[Any, Any, Callable[[], Any]]]] = {}
+        self._parts: dict[tuple[int, int | None], list[tuple[Any, Any, Callable[[], Any]]]] = {}
         self._turn = 0
         self._queue: DeviceQueue | None = None
 
@@ -75,26 +75,29 @@ class PersistentBuffers:
         self._areas = [
             torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)
         ]
-        self._fronts = {}
+        self._parts = {}
         self._queue = queue
 
-    def send(self, stop: int | None = None) -> None:
-        """Copies everything, or the first ``stop`` bytes, to the device, behind the work that is queued there."""
+    def send(self, stop: int | None = None, start: int = 0) -> None:
+        """Copies everything, or the bytes from ``start`` to ``stop``, to the device, behind the work that is queued
+        there."""
         if self._queue is not None:
             self._turn = turn = (self._turn + 1) % len(self._areas)
-            found = self._fronts.get(stop)
+            found = self._parts.get((start, stop))
             if found is None:
-                found = self._fronts[stop] = [self._front(area, stop) for area in self._areas]
+                found = self._parts[start, stop] = [
+                    self._part(area, slice(start, stop)) for area in self._areas
+                ]
             source, area, copy = found[turn]
             area[:] = source
             self._queue.submit(copy)
         elif self._device is not self._host:
-            self._device[:stop].copy_(self._host[:stop], non_blocking=True)
+            self._device[start:stop].copy_(self._host[start:stop], non_blocking=True)
 
-    def _front(self, area: torch.Tensor, stop: int | None) -> tuple[Any, Any, Callable[[], Any]]:
+    def _part(self, area: torch.Tensor, part: slice) -> tuple[Any, Any, Callable[[], Any]]:
         """What is copied into a staging area, the area, and what copies from there."""
-        copy = partial(self._device[:stop].copy_, area[:stop], non_blocking=True)
-        return self._host[:stop].numpy(), area[:stop].numpy(), copy
+        copy = partial(self._device[part].copy_, area[part], non_blocking=True)
+        return self._host[part].numpy(), area[part].numpy(), copy
 
     def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         return {name: part.numpy() for name, part in self._views(self._host).items()}
@@ -132,10 +135,11 @@ class InputBatch:
         self.width = blocks_needed(max_model_len, block_size)
         self.buffers = PersistentBuffers(
             {
+                # The first one: a step whose tokens are on the device already sends what stands behind it.
+                "input_ids": ((max_tokens,), torch.int64),
                 "seq_lens": ((max_reqs,), torch.int32),
                 "query_start_loc": ((max_reqs + 1,), torch.int32),
                 "last_token": ((max_reqs,), torch.int64),
-                "input_ids": ((max_tokens,), torch.int64),
                 "positions": ((max_tokens,), torch.int64),
                 "slot_mapping": ((max_tokens,), torch.int64),
                 "token_to_req": ((max_tokens,), torch.int32),
@@ -145,6 +149,7 @@ class InputBatch:
             device,
         )
         start = self.buffers.starts["block_table"]
+        self._behind_ids = self.buffers.starts["seq_lens"]
         self._stops = [start + rows * self.width * 4 for rows in range(max_reqs + 1)]
         self._rows: list[tuple[list[int], int]] = [([], 0)] * max_reqs  # whose blocks stand in a row
         self._steps = np.arange(max_tokens, dtype=np.int64)
@@ -296,9 +301,11 @@ class InputBatch:
                 changed.append(row)
         return changed
 
-    def send(self, changed: Sequence[int]) -> None:
-        """Copies all inputs to the device, and the block table as far as rows of it ``changed``."""
-        self.buffers.send(self._stops[changed[-1] + 1 if changed else 0])
+    def send(self, changed: Sequence[int], with_ids: bool = True) -> None:
+        """Copies all inputs to the device, perhaps without the tokens, and the block table as far as rows of it
+        ``changed``."""
+        stop = self._stops[changed[-1] + 1 if changed else 0]
+        self.buffers.send(stop, 0 if with_ids else self._behind_ids)
 
     def _check_room(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any]) -> None:
         """Too few blocks would let old entries of the table be taken for a request's own."""

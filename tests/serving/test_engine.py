@@ -359,15 +359,16 @@ def test_nothing_compiles_or_records_after_capture_and_no_buffer_moves():
     assert set(engine.to_frame()["mode"]) == {"FULL", "PIECEWISE", "NONE"}
 
 
-def test_an_engine_and_its_runner_take_turns(expected):
+@pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
+def test_an_engine_and_its_runner_take_turns(ahead, expected):
     """The runner writes the same buffers: a step that goes on from what stood there would be wrong after it."""
     runner = runner_of("FULL_AND_PIECEWISE")
-    engine = Engine(runner, async_scheduling=False)
+    engine = Engine(runner, async_scheduling=ahead)
     name = engine.add_request(prompts_of(LENGTHS)[2], 14, stop_at_eos=False)
     answer = []
-    for number in range(14):
+    for number in range(40):
         answer += [output.token for output in engine.step()]
-        if number in (4, 5):
+        if number in (4, 5, 9):
             assert runner.generate([prompts_of(LENGTHS)[0]], 12)[0].token_ids == expected[0]
     assert answer == expected[2] and name not in engine.requests
 

@@ -136,11 +136,11 @@ def test_a_plain_decode_step_allocates_no_device_memory_at_all():
 def test_the_host_prepares_a_step_while_the_gpu_runs_the_one_before():
     """A step ahead, the host hardly waits where the GPU is the slower one; in turn it waits for all of it."""
     engine = Engine(runner_of())
-    busy = torch.randn(4096, 4096, device="cuda")
+    busy = torch.randn(2048, 2048, device="cuda")
     forward = engine.runner.executor.forward
 
     def slow(*args):
-        for _ in range(4):  # some milliseconds of work before the model's own
+        for _ in range(3):  # about a millisecond of work before the model's own
             torch.mm(busy, busy)
         return forward(*args)
 
