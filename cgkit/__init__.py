@@ -29,7 +29,7 @@ _WHERE = {
     "measuring": "Timeline crossover measure_launch_overhead profile_step",
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
-    "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
+    "compiling": "compile_model compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
     "compiling.cache": "CacheKey explain_cache why_miss",
     "capturing": (
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
@@ -59,7 +59,13 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         capture,
         get_platform,
     )
-    from cgkit.compiling import CompiledGraph, PiecewiseBackend, compile_pieces, set_inductor_config
+    from cgkit.compiling import (
+        CompiledGraph,
+        PiecewiseBackend,
+        compile_model,
+        compile_pieces,
+        set_inductor_config,
+    )
     from cgkit.compiling.cache import CacheKey, explain_cache, why_miss
     from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
     from cgkit.counters import CompilationCounter, compilation_counter

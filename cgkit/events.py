@@ -56,6 +56,25 @@ class GraphTraced(Event):
     seconds: float
 
 
+@dataclass(frozen=True)
+class TraceLoaded(Event):
+    """A model's trace, its split and its plan were read from disk: no Dynamo, nothing cut."""
+
+    model: str
+    pieces: int
+    capturable: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TraceSaved(Event):
+    """A model's trace was written to disk, beside its compiled pieces."""
+
+    model: str
+    path: str
+
+
 # --- splitting -------------------------------------------------------------------------------
 
 

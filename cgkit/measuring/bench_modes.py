@@ -23,6 +23,7 @@ from cgkit.errors import CaptureError
 from cgkit.measuring.decode_bench import DecodeBench, Step, Times, busy_in_a_child, shape_of, timed
 from cgkit.measuring.first_call import first_calls
 from cgkit.measuring.hollow import empty_attention
+from cgkit.measuring.tuning import add_tuning_arguments, tuned_fields
 from cgkit.serving.llama import PRESETS
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="no cold and warm first call, each in a process of its own",
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
+    add_tuning_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,7 +61,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         busy: dict[tuple[str, int], dict[str, Any]] = {}
         if args.device == "cuda":
-            found = busy_in_a_child(shape_of(args.shape, args.layers), args.batches, context=args.context)
+            found = busy_in_a_child(
+                shape_of(args.shape, args.layers),
+                args.batches,
+                context=args.context,
+                compilation=_tuning(args),
+            )
             busy = {(row["mode"], row["batch"]): row for row in found}
         bench = _Bench(args, busy)
         recording = bench.recording()
@@ -75,11 +82,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "emulated": args.device == "cpu",
         "context_tokens": args.context,
         "first_call": first,
+        "tuned": args.tuned,
+        "inductor": dict(bench.runner.config.inductor_compile_config),
         "recording": recording,
         "ratios": _ratios(rows + last),
         "rows": rows + last,
         "frame": frame,
     }
+
+
+def _tuning(args: argparse.Namespace) -> dict[str, Any]:
+    return tuned_fields(args.tuned, args.batches, args.combo_kernels)
 
 
 class _Bench(DecodeBench):
@@ -88,7 +101,14 @@ class _Bench(DecodeBench):
     def __init__(self, args: argparse.Namespace, busy: dict[tuple[str, int], dict[str, Any]]) -> None:
         sizes = [size for size in SIZES if size <= max(64, *args.batches)]
         shape = shape_of(args.shape, args.layers)
-        super().__init__(shape, args.batches, device=args.device, context=args.context, sizes=sizes)
+        super().__init__(
+            shape,
+            args.batches,
+            device=args.device,
+            context=args.context,
+            sizes=sizes,
+            compilation=_tuning(args),
+        )
         self.args, self.busy = args, busy
 
     def recording(self) -> list[dict[str, Any]]:

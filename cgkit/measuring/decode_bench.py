@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -82,6 +82,7 @@ class DecodeBench:
         sizes: what is recorded beside the batches.
         context: tokens in the KV cache of each request.
         max_num_seqs: requests in a step; None: the largest size there is.
+        compilation: more fields of the :class:`CompilationConfig` (:func:`cgkit.measuring.tuning.tuned_fields`).
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class DecodeBench:
         sizes: Sequence[int] = (),
         compiler: str = "inductor",
         max_num_seqs: int | None = None,
+        compilation: Mapping[str, Any] | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise CaptureError(
@@ -107,6 +109,7 @@ class DecodeBench:
             cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
             cudagraph_capture_sizes=tuple(sorted({*sizes, *batches})),
             compiler=compiler,
+            **(compilation or {}),
         )
         length = context + 64
         self.runner = Runner(
@@ -267,7 +270,11 @@ def timed(
 
 
 def busy_in_a_child(
-    shape: LlamaConfig, batches: Sequence[int], *, context: int = 256
+    shape: LlamaConfig,
+    batches: Sequence[int],
+    *,
+    context: int = 256,
+    compilation: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """``gpu_busy_ms`` (sum of kernel times) and ``gpu_nodes`` of a step, by mode and batch.
 
@@ -276,7 +283,8 @@ def busy_in_a_child(
     Raises:
         CaptureError: the child failed.
     """
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(shape)), str(context), *map(str, batches)]
+    told = json.dumps({"shape": asdict(shape), "context": context, "compilation": dict(compilation or {})})
+    command = [sys.executable, "-m", __name__, told, *map(str, batches)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise CaptureError(
@@ -318,16 +326,19 @@ def _busy_in(happened: Sequence[Any]) -> tuple[float, float]:
 
 def shape_from_json(text: str) -> LlamaConfig:
     """What ``json.dumps(asdict(shape))`` made of a shape."""
-    fields = json.loads(text)
+    return _shape_from(json.loads(text))
+
+
+def _shape_from(fields: dict[str, Any]) -> LlamaConfig:
     scaling, stop = fields.pop("rope_scaling"), tuple(fields.pop("eos_token_ids"))
     return LlamaConfig(**fields, eos_token_ids=stop, rope_scaling=scaling and RopeScaling(**scaling))
 
 
 def _child() -> None:
-    shape = shape_from_json(sys.argv[1])
-    context, *batches = map(int, sys.argv[2:])
+    told, batches = json.loads(sys.argv[1]), [int(text) for text in sys.argv[2:]]
+    shape = _shape_from(told["shape"])
     with torch.no_grad():
-        bench = DecodeBench(shape, batches, context=context)
+        bench = DecodeBench(shape, batches, context=told["context"], compilation=told["compilation"])
         bench.capture()
         print(json.dumps(busy(bench, batches)))
 

@@ -5,6 +5,7 @@ Needs the extra ``cgkit[plot]``.
 """
 
 from cgkit.plotting import (
+    compile_charts,
     headline_chart,
     host_chart,
     memory_charts,
@@ -12,6 +13,7 @@ from cgkit.plotting import (
     padding_charts,
     plan_charts,
     serve_charts,
+    start_charts,
 )
 from cgkit.plotting.charts import (
     capture_seconds,
@@ -35,6 +37,7 @@ __all__ = [
     "against_nodes",
     "capture_seconds",
     "compare_timelines",
+    "compile_charts",
     "compile_gantt",
     "compile_times",
     "crossover",
@@ -53,6 +56,7 @@ __all__ = [
     "save",
     "serve_charts",
     "split_graph",
+    "start_charts",
     "style",
     "svg",
     "table",

@@ -210,7 +210,11 @@ def sizes_comparison(artefact: Any) -> str:
     return _card(artefact, Picture(artefact.overview()).svg(), table(artefact.to_frame(), rows=12))
 
 
-_CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
+_CHANGES = {
+    "added": "background:#dff3e4;color:#111",
+    "removed": "background:#fbe3e4;color:#111",
+    "kept": "color:#777",
+}
 
 
 def pass_report(artefact: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ DEPTH = 2
 class DeviceQueue(Protocol):
     """One stream of work. ``slot`` is below :data:`DEPTH`; each is waited for before it is marked again."""
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], Any]) -> None:
         """Puts ``work`` behind what was submitted before."""
 
     def mark(self, slot: int) -> None:
@@ -35,7 +35,7 @@ class DeviceQueue(Protocol):
 class DirectQueue:
     """The CPU as it is: work runs where it is submitted."""
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], Any]) -> None:
         """Runs ``work``."""
         work()
 
@@ -53,7 +53,7 @@ class CudaQueue:
         self.device = device
         self._events = [torch.cuda.Event() for _ in range(DEPTH)]
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], Any]) -> None:
         """Launches ``work``, which returns before it is done."""
         work()
 
@@ -74,10 +74,10 @@ class LateQueue:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[Callable[[], None] | int] = deque()
+        self._queue: deque[Callable[[], Any] | int] = deque()
         self.submitted = self.done = 0
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], Any]) -> None:
         """Keeps ``work`` for later."""
         self.submitted += 1
         self._queue.append(work)

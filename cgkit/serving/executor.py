@@ -19,15 +19,15 @@ from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
 from cgkit.capturing.dispatcher import Route
 from cgkit.capturing.modes import resolve_cudagraph_mode
 from cgkit.capturing.platform import GraphPlatform
-from cgkit.compiling import CompiledGraph, compile_pieces
+from cgkit.compiling import CompiledGraph, compile_model
 from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import set_forward_context
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.serving.input_batch import InputBatch
 from cgkit.serving.weights import ServedModel
-from cgkit.splitting import SplitGraph, split_graph
-from cgkit.tracing import TracedGraph, trace
+from cgkit.splitting import SplitGraph
+from cgkit.tracing import TracedGraph
 
 logger = logging.getLogger(__name__)
 
@@ -101,17 +101,14 @@ class Executor:
         # The size of the example leaves no trace in the graph: the dimension is symbolic.
         example = max(2, min(inputs.max_tokens, 16))
         with set_forward_context(inputs.fill_dummy(example, decode_only=False)):
-            traced = trace(
+            self.compiled = compile_model(
                 self.model,
-                inputs.input_ids[:example],
-                inputs.positions[:example],
-                dispatch=self.config.dispatch,
+                (inputs.input_ids[:example], inputs.positions[:example]),
+                config=self.config,
                 check_buffer_writes=bool(self.mode),
             )
-        whole = self.config.level is CompilationLevel.DYNAMO_ONCE
-        split = split_graph(traced, () if whole else self.config.splitting_ops)
-        self.compiled = compile_pieces(split, self.config)
-        self.traced, self.split = traced, split
+        self.split = self.compiled.split
+        self.traced = self.split.traced
         self.forward = self.compiled.bind()
         self.is_compiled = True
 

@@ -1,10 +1,10 @@
 """A step's inputs when the step before it is still running: what is known is written, the rest is on the device.
 
-A plain decode step that follows another one changes little: every position and length grows by one, every token comes
-from the step before. So the buffers are moved on in place, with a few vector operations whatever the batch. The tokens
-themselves never pass the host: the step before leaves them, row by row, where the next one's input ids are read. If the
-rows stay as they are, nothing is left to do; else they are picked up before the new inputs arrive and put in their places
-after it.
+A plain decode step that follows another one changes little: every position and length grows by one, every token
+comes from the step before. So the buffers are moved on in place, with a few vector operations whatever the
+batch. The tokens themselves never pass the host: the step before leaves them, row by row, where the next one's
+input ids are read. If the rows stay as they are, nothing is left to do; else they are picked up before the new
+inputs arrive and put in their places after it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StepInputs:
         return self._writes != self.inputs.writes
 
     def fill(self, step: ScheduledStep, num_padded: int) -> tuple[AttentionMetadata, Put | None]:
-        """Writes ``step`` into the buffers; returns its metadata, and what puts tokens in place on the device, or None."""
+        """Writes ``step`` into the buffers; returns its metadata, and what puts tokens in place on the device."""
         count, inputs = len(step.requests), self.inputs
         if step.counts is None and step.same_rows and self._steady == (count, num_padded, inputs.writes):
             return self._move_on(step, count), None

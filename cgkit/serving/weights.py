@@ -84,8 +84,9 @@ def build_model(
 ) -> Llama:
     """A :class:`Llama` that holds ``weights`` (by the names of ``transformers``), ready to serve.
 
-    Tensors that already have the type and lie on the device are used as they are, not copied. The
-    rotary frequencies stay float32.
+    Tensors that already have the type and lie on the device are used as they are, not copied; of those that are
+    multiplied as one (q, k, v; gate, up) only if they lie one after the other, as :func:`random_weights` draws them.
+    The rotary frequencies stay float32.
 
     Raises:
         ServingError: a name is missing or too much, or a shape differs.
@@ -124,18 +125,19 @@ def random_weights(
     """
     drawn_on = "cpu" if config.num_parameters < 2**27 else device
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in Llama(config).state_dict().items()}
+        model = Llama(config).to(dtype)
     if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
+        del model.lm_head
     generator = torch.Generator(drawn_on).manual_seed(seed)
-    weights = {}
-    for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator, device=drawn_on)
+    # Allocated as the model multiplies them, so that it can take them as they are; drawn part by part.
+    weights = dict(model.to_empty(device=device).state_dict())
+    for name, weight in weights.items():
+        drawn = torch.randn(weight.shape, generator=generator, device=drawn_on)
         if "norm" in name:
             drawn = 1 + 0.1 * drawn
         elif "embed_tokens" not in name:
-            drawn /= shape[-1] ** 0.5
-        weights[name] = drawn.to(device, dtype)
+            drawn /= weight.shape[-1] ** 0.5
+        weight.copy_(drawn)
     return weights
 
 

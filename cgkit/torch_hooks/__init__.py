@@ -34,6 +34,7 @@ from cgkit.torch_hooks.dynamo import (
     traced_code,
     tracing_context,
 )
+from cgkit.torch_hooks.dynamo_state import MODULE_DICTS, fake_implementation, operator_schema, trace_state
 from cgkit.torch_hooks.fakes import (
     data_dependence_errors,
     fake_mode_of,
@@ -122,6 +123,7 @@ from cgkit.torch_hooks.versions import RUN_ON, gone
 __all__ = [
     "COMPILED_FN_PREFIX",
     "INDUCTOR_PATCHES",
+    "MODULE_DICTS",
     "RUN_ON",
     "AlwaysHitShapeEnv",
     "HigherOrderOperator",
@@ -155,6 +157,7 @@ __all__ = [
     "dynamo_side_effects",
     "end_failed_capture",
     "fake_example",
+    "fake_implementation",
     "fake_mode_of",
     "fake_tensor_mode",
     "find_cpp_compiler",
@@ -187,6 +190,7 @@ __all__ = [
     "new_fake_mode",
     "number_of_returns",
     "operator_of",
+    "operator_schema",
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
@@ -213,6 +217,7 @@ __all__ = [
     "substitute_symbols",
     "symbol_facts",
     "symbolic_expression",
+    "trace_state",
     "traced_code",
     "tracing_context",
     "triton_direct_launch",

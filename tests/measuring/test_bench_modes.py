@@ -7,7 +7,10 @@ import argparse
 import pytest
 import torch
 
-from cgkit.measuring import bench_modes
+from cgkit.compiling.inductor_config import check_inductor_options, inductor_options_for
+from cgkit.config import CompilationConfig
+from cgkit.errors import ConfigError
+from cgkit.measuring import bench_modes, tuning
 from cgkit.splitting import registered_ops
 from cgkit.splitting.register import direct_call
 
@@ -39,3 +42,38 @@ def test_without_a_gpu_it_says_so():
     bench_modes.add_arguments(parser)
     with pytest.raises(bench_modes.CaptureError, match="measures a GPU"):
         bench_modes.run(parser.parse_args([]))
+
+
+@pytest.mark.parametrize("policy", tuning.POLICIES)
+def test_a_tuning_compiles_the_batches_that_are_measured(policy):
+    fields = tuning.tuned_fields(policy, [32, 1])
+    config = CompilationConfig(cudagraph_mode="FULL", **fields)
+    assert config.compile_sizes == (1, 32)
+    options = inductor_options_for(config.inductor_compile_config, 1)
+    check_inductor_options(config.inductor_compile_config)
+    assert options["coordinate_descent_tuning"] is policy.startswith("reductions")
+    assert options["max_autotune"] is (policy in ("templates", "reductions"))
+    assert options["combo_kernels"] is True
+    without = tuning.tuned_fields(policy, [1], combo_kernels=False)["inductor_compile_config"]
+    assert not any("combo" in name for name in without)
+
+
+def test_no_tuning_and_one_that_is_none():
+    assert tuning.tuned_fields(None, [1]) == {}
+    with pytest.raises(ConfigError, match="use one of library, templates"):
+        tuning.tuned_fields("everything", [1])
+    parser = argparse.ArgumentParser()
+    bench_modes.add_arguments(parser)
+    assert parser.parse_args(["--tuned"]).tuned == "reductions" and parser.parse_args([]).tuned is None
+
+
+@pytest.mark.slow
+def test_tuned_rows_as_a_dry_run():
+    parser = argparse.ArgumentParser()
+    bench_modes.add_arguments(parser)
+    command = (
+        "--shape tiny-llama --layers 1 --device cpu --repeats 8 --batches 2 --context 16 --tuned templates"
+    )
+    facts = bench_modes.run(parser.parse_args(command.split()))
+    assert facts["tuned"] == "templates" and facts["inductor"]["coordinate_descent_tuning"] is False
+    assert [row["mode"] for row in facts["rows"]] == ["eager", "compiled", "PIECEWISE", "FULL"]
