@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     frame = pd.DataFrame([{**each.about, **each.summary()} for each in served]).drop(columns="label")
     about = _about(args, fitted)
     _write(args, served, frame, about)
-    return {**about, "rows": frame.to_dict("records"), "frame": _shown(frame)}
+    return {**about, "rows": frame.to_dict("records"), "frame": _shown(frame.assign(emulated=about["emulated"]))}
 
 
 def requests_of(args: argparse.Namespace, longest: int) -> FittedRequests:
@@ -225,7 +225,7 @@ def _write(args: argparse.Namespace, served: list[ServedTraffic], frame: Any, ab
     if about["requests_cut_to_fit"]:
         cut, total = about["requests_cut_to_fit"], about["requests"]
         events.emit(
-            events.Progress("fitting", 1, 1, f"{cut:,} of {total:,} requests were cut to fit the model")
+            events.Progress("fitting", 1, 1, f"{cut:,} of {total:,} requests were cut to fit --max-model-len")
         )
 
 

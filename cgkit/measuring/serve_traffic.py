@@ -52,6 +52,12 @@ class ServedTraffic(Shown):
         counted = self.steps.groupby(["kind", "num_tokens"]).size().reset_index(name="count")
         return counted.rename(columns={"num_tokens": "batch_size"})
 
+    def plot(self, about: Any = None, *, what: str = "ttft_ms", ax: Any = None) -> Any:
+        """Median, p90 and p99 of ``what``: ``ttft_ms``, ``tpot_ms`` or ``total_ms``."""
+        from cgkit.plotting.serve_charts import latencies
+
+        return latencies(self.requests.assign(mode=self.label), what, about, ax=ax)
+
     def summary(self) -> dict[str, Any]:
         """One row: latencies by quantile, throughput, steps by mode, padding (of all tokens that were computed)."""
         served, steps = self.requests[~self.requests["refused"]], self.steps

@@ -66,6 +66,7 @@ def test_latencies_are_those_of_the_clock(runner):
     assert row["steps"] == row["uncaptured_steps"] == len(result.steps) and row["padding_of_computed"] == 0
     assert row["tokens_per_second"] == pytest.approx(sum(TRACE.outputs) / result.wall_s)
     assert "5 requests" in repr(result)
+    assert "to first token" in title_of(result.plot()).lower()
 
 
 def test_a_request_that_waits_for_a_seat_waits_from_its_arrival(runner):
