@@ -266,9 +266,7 @@ class Engine(Shown):
         Returns what is new, possibly nothing.
         """
         outputs = self._tell_aborted() if self._aborted else []
-        while (
-            self._launched and self.inputs.overwritten
-        ):  # the runner's own steps, or a recording, came between
+        while self._launched and self.inputs.overwritten:  # by steps of the runner's own, or a recording
             outputs += self._finish(self._launched.popleft())
         started = time.perf_counter()
         step = self.scheduler.schedule()
@@ -276,7 +274,7 @@ class Engine(Shown):
             self._launch(step, started)
         if len(self._launched) > (1 if self.async_scheduling and step is not None else 0):
             outputs += self._finish(self._launched.popleft())
-        elif step is None and self.scheduler.waiting:
+        elif step is None and self.scheduler.waiting and not outputs:
             free = self.runner.kv_cache.allocator.num_free
             raise ServingError(
                 f"{len(self.scheduler.waiting)} requests wait and nobody runs, but only {free} blocks of the KV cache "
