@@ -111,7 +111,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     frame = pd.DataFrame([{**each.about, **each.summary()} for each in served]).drop(columns="label")
     about = _about(args, fitted)
     _write(args, served, frame, about)
-    return {**about, "rows": frame.to_dict("records"), "frame": _shown(frame.assign(emulated=about["emulated"]))}
+    return {
+        **about,
+        "rows": frame.to_dict("records"),
+        "frame": _shown(frame.assign(emulated=about["emulated"])),
+    }
 
 
 def requests_of(args: argparse.Namespace, longest: int) -> FittedRequests:
