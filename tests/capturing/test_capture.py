@@ -346,8 +346,11 @@ def test_a_static_size_is_warmed_up_itself_and_not_the_general_shape_in_its_plac
         static = entry.runnable
         entry.runnable = lambda *args, static=static: (static_runs.append(args[0]), static(*args))[1]
     before = []
-    with events.on(events.CaptureTriggered, lambda event: before.append(len(static_runs))):
+    unsubscribe = events.subscribe(events.CaptureTriggered, lambda event: before.append(len(static_runs)))
+    try:
         capture(made, [2])
+    finally:
+        unsubscribe()
     assert before == [len(made.backends)]  # the very first run takes the general shape, so it is no warm-up
 
 
