@@ -280,7 +280,10 @@ def loaded_split(content: Mapping[str, Any], traced: LoadedTrace) -> LoadedSplit
     """
     codes = [code and PieceCode(code[0], _values(code[1])) for code in content["codes"]]
     code_of = {index: codes[key] for index, key, *_ in content["calls"]}
-    pieces = [LoadedPiece(*piece, code=code_of.get(piece[0])) for piece in content["pieces"]]
+    pieces = [
+        LoadedPiece(index, splitting, inputs, outputs, ops, code_of.get(index))
+        for index, splitting, inputs, outputs, ops in content["pieces"]
+    ]
     known = content["stitching"]
     code = StitchingCode(
         pieces,
