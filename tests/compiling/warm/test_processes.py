@@ -154,21 +154,26 @@ def test_each_change_is_traced(cold, tmp_path, changes):
     assert again["output"] == found["output"] and counted(again, "num_traces_loaded") == 1
 
 
-@pytest.mark.slow
-def test_the_runners_way(tmp_path):
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_the_runners_way(tmp_path, device):
     (tmp_path / "model.py").write_text(
         "import json, cgkit, torch\n"
         "from cgkit.serving.runner import Runner\n"
         "from cgkit.serving.weights import load_model\n"
-        "model = load_model('tiny-llama').model\n"
+        f"model = load_model('tiny-llama', device={device!r}).model\n"
         "config = cgkit.CompilationConfig(cudagraph_capture_sizes=[1, 2])\n"
         "runner = Runner(model, config=config, max_num_seqs=2, max_model_len=64)\n"
         "runner.capture_model()\n"
         "tokens = [list(r.token_ids) for r in runner.generate([[1, 2, 3], [4]], max_tokens=6)]\n"
         "counters = cgkit.compilation_counter.as_dict()\n"
-        "print(json.dumps({'counters': counters, 'tokens': tokens}))\n"
+        "frames = torch._dynamo.utils.counters['stats']['unique_graphs']\n"
+        "refused = runner.executor.captured.plans.refused\n"
+        "print(json.dumps({'counters': counters, 'tokens': tokens, 'frames': frames, 'refused': refused}))\n"
     )
     first, again = (project.run(tmp_path, tmp_path / "cache") for _ in range(2))
+    assert first["frames"] > again["frames"] == 0 and first["refused"] == again["refused"] == {}
     assert first["tokens"] == again["tokens"] and counted(again, "num_traces_loaded") == 1
     assert counted(again, "num_inductor_compiles") == counted(again, "num_graphs_seen") == 0
     assert counted(again, "num_replay_plans_built") == counted(first, "num_replay_plans_built") > 0
