@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg HF_HUB_OFFLINE=1 
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install tour test test-slow test-all lab lint bench clean
+.PHONY: help install tour test test-slow test-all lab notebooks lint bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-all: test test-slow ## the tests, the long ones too
 
 lab: $(STAMP) ## JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --notebook-dir notebooks $(ARGS)
+
+notebooks: $(STAMP) ## runs the notebooks' sources and writes their outputs (ARGS="04 05": only those)
+	@$(BIN)/python notebooks/run.py $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, and the arrows between the folders
 	$(BIN)/ruff check cgkit tests

@@ -29,7 +29,7 @@ _WHERE = {
     "measuring": "Timeline crossover measure_launch_overhead profile_step",
     "tracing": "trace TracedGraph",
     "splitting": "split_graph SplitGraph register_op",
-    "compiling": "compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
+    "compiling": "compile_model compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
     "compiling.cache": "CacheKey explain_cache why_miss",
     "capturing": (
         "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
@@ -41,6 +41,8 @@ _WHERE = {
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
+    "measuring.bench_host": "HostTime host_time",
+    "measuring.mode_table": "ModeTable capture_modes",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _MODULES = ("recordings",)
@@ -58,7 +60,13 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         capture,
         get_platform,
     )
-    from cgkit.compiling import CompiledGraph, PiecewiseBackend, compile_pieces, set_inductor_config
+    from cgkit.compiling import (
+        CompiledGraph,
+        PiecewiseBackend,
+        compile_model,
+        compile_pieces,
+        set_inductor_config,
+    )
     from cgkit.compiling.cache import CacheKey, explain_cache, why_miss
     from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
     from cgkit.counters import CompilationCounter, compilation_counter
@@ -76,9 +84,11 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         measure_launch_overhead,
         profile_step,
     )
+    from cgkit.measuring.bench_host import HostTime, host_time
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
+    from cgkit.measuring.mode_table import ModeTable, capture_modes
     from cgkit.measuring.plan_sizes import plan_capture_sizes
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile

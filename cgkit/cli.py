@@ -130,7 +130,7 @@ def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     names = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME", parser_class=_LazyParser)
     for name, (what, load) in BENCHES.items():
         one = names.add_parser(name, parents=[common], help=what, description=what)
-        one.load = load
+        one.load, one.bench = load, name
         one.set_defaults(run=run_bench, bench=name, load=load)
 
 
@@ -138,7 +138,7 @@ def _cache_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     cache = commands.add_parser(
         "cache",
         help="look into the compile cache, or make one file of it",
-        description="Compiled pieces by key, in $CGKIT_CACHE_DIR: the next process compiles nothing.",
+        description="Compiled pieces and traces, in $CGKIT_CACHE_DIR: the next process traces and compiles nothing.",
     )
     verbs = cache.add_subparsers(title="what to do", required=True, metavar="VERB")
     for verb, what, arguments in (
@@ -157,10 +157,14 @@ class _LazyParser(argparse.ArgumentParser):
     """Asks a command or a benchmark for its options only when it was named."""
 
     load: Callable[[], Any] | None = None
+    bench = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         if self.load is not None:
+            from cgkit.measuring.bench_charts import add_out
+
             self.load().add_arguments(self)
+            add_out(self, self.bench)
             self.load = None
         return super().parse_known_args(args, namespace)
 
@@ -265,10 +269,14 @@ def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
 
     with progress_bars():
         facts = dict(args.load().run(args))
-    out = sys.stderr if args.json else sys.stdout
-    print(text_table(facts.pop("frame")), file=out)
+    frame, out = facts.pop("frame"), sys.stderr if args.json else sys.stdout
+    print(text_table(frame), file=out)
     for title, table in facts.pop("tables", {}).items():
         print(f"\n{title}\n{text_table(table)}", file=out)
+    if getattr(args, "picture", None):
+        from cgkit.measuring.bench_charts import save_chart
+
+        print(f"drawn: {save_chart(args.bench, frame, facts, args.picture)}", file=sys.stderr)
     write({"bench": args.bench, **facts})
     return 0
 
@@ -286,7 +294,10 @@ def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
     elif args.verb == "list":
         facts["keys"] = [_key_facts(folder) for folder in cache.entries()]
         for key in facts["keys"]:
-            print(f"{key['key']}  {key['pieces']} pieces  {key['bytes'] / 2**20:.1f} MiB", file=out)
+            held = f"{key['pieces']} pieces, {key['traces']} traces"
+            print(f"{key['key']}  {held}  {key['bytes'] / 2**20:.1f} MiB", file=out)
+            for model in key["models"]:
+                print(f"    {model}", file=out)
         print(f"{len(facts['keys'])} keys in {facts['folder']}", file=out)
     else:
         facts["keys"] = (cache.pack if args.verb == "pack" else cache.unpack)(args.file)
@@ -297,9 +308,20 @@ def run_cache(args: argparse.Namespace, write: Callable[[dict[str, Any]], None])
 
 
 def _key_facts(folder: Any) -> dict[str, Any]:
+    from cgkit.compiling.cache.traces import models_in
+
     files = [path for path in folder.rglob("*") if path.is_file()]
-    pieces = sum(path.name.startswith("piece_") and path.suffix == ".bin" for path in files)
-    return {"key": folder.name, "pieces": pieces, "bytes": sum(path.stat().st_size for path in files)}
+    count = {
+        kind: sum(path.name.startswith(f"{kind}_") and path.suffix == ".bin" for path in files)
+        for kind in ("piece", "trace")
+    }
+    return {
+        "key": folder.name,
+        "pieces": count["piece"],
+        "traces": count["trace"],
+        "models": models_in(folder),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
 
 
 class _Dedup:
@@ -308,17 +330,20 @@ class _Dedup:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--layers", type=positive, nargs="+", default=[4, 80], metavar="N", help="(default: 4 80)"
+            "--layers", type=positive, nargs="+", default=[4, 16, 80], metavar="N", help="(default: 4 16 80)"
         )
         parser.add_argument(
             "--compiler", default="inductor", choices=["inductor", "inductor_patched", "eager"]
         )
+        parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV too")
 
     @staticmethod
     def run(args: argparse.Namespace) -> dict[str, Any]:
         from cgkit.measuring import bench_dedup
 
         frame = bench_dedup.run(args.layers, compiler=args.compiler)
+        if args.csv:
+            frame.to_csv(args.csv, index=False, float_format="%.4g")
         return {"frame": frame, "rows": frame.to_dict("records")}
 
 
@@ -349,6 +374,18 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "events-off": (
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),
+    ),
+    "headline": (
+        "every way to run a decode step and a whole answer, three model shapes side by side",
+        lambda: import_module("cgkit.measuring.headline"),
+    ),
+    "host": (
+        "where the host's time of a recorded step goes, part by part, on each path",
+        lambda: import_module("cgkit.measuring.bench_host"),
+    ),
+    "kernels": (
+        "the decode kernel divided and tiled in every way, and a layer's products merged or not, against the copy rate",
+        lambda: import_module("cgkit.measuring.bench_kernels"),
     ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",

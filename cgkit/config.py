@@ -109,6 +109,7 @@ PASSES: tuple[str, ...] = (
 )
 
 COMPILERS: tuple[str, ...] = ("inductor", "inductor_patched", "eager")
+REPLAY_PATHS: tuple[str, ...] = ("plan", "module")
 LADDERS: tuple[str, ...] = ("article", "vllm-0.10.1", "vllm-0.33", "sglang", "tensorrt-llm")
 
 
@@ -165,6 +166,10 @@ class CompilationConfig:
     max_num_batched_tokens: int | None = None
     #: Token counts that run without a graph are padded to a multiple of this. Only 1 for now.
     tensor_parallel_size: int = 1
+    #: How a PIECEWISE step runs once it is recorded: "plan" (a flat tuple of calls, laid out and checked at capture)
+    #: or "module" (piece by piece, through the stitching code and the wrappers: the readable reference). Where no plan
+    #: can be laid out "plan" takes the module path too, and counts it.
+    replay_path: str = "plan"
     #: Which platform records: "auto", "cuda" or "emulated".
     graph_platform: str = "auto"
     #: Check what is not free to check as well (weights' addresses at each step, ...).
@@ -195,6 +200,7 @@ class CompilationConfig:
         _one_of("compiler", self.compiler, COMPILERS)
         _one_of("dispatch", self.dispatch, ("bytecode", "guard_filter"))
         _one_of("compile_at", self.compile_at, ("start", "first_hit"))
+        _one_of("replay_path", self.replay_path, REPLAY_PATHS)
         _one_of("graph_platform", self.graph_platform, ("auto", "cuda", "emulated"))
         for name, least in [
             ("cudagraph_num_of_warmups", 0),
@@ -332,31 +338,6 @@ class CompilationConfig:
     def __repr__(self) -> str:
         changed = [f for f in fields(self) if getattr(self, f.name) != _default(f)]
         return f"CompilationConfig({', '.join(f'{f.name}={_show(getattr(self, f.name))}' for f in changed)})"
-
-
-def resolve_cudagraph_mode(
-    mode: CUDAGraphMode, support: AttentionCGSupport, splitting: bool
-) -> tuple[CUDAGraphMode, str]:
-    """The mode that ``support`` allows, and a sentence that says what changed ("" if nothing).
-
-    ``splitting``: whether attention is cut out of the pieces. Without a cut it stands in every
-    graph, so that PIECEWISE is no way out.
-    """
-    never = support is AttentionCGSupport.NEVER
-    if never and not splitting and mode:
-        return CUDAGraphMode.NONE, (
-            f"cudagraph_mode {mode.name} becomes NONE: the attention supports no graph and is not split off"
-        )
-    wanted = mode
-    if mode.mixed_mode() is CUDAGraphMode.FULL and support is not AttentionCGSupport.ALWAYS:
-        wanted = CUDAGraphMode.FULL_AND_PIECEWISE if splitting else CUDAGraphMode.FULL_DECODE_ONLY
-    if wanted.decode_mode() is CUDAGraphMode.FULL and never:
-        wanted = CUDAGraphMode.PIECEWISE if splitting and wanted.mixed_mode() else CUDAGraphMode.NONE
-    if wanted is mode:
-        return mode, ""
-    return wanted, (
-        f"cudagraph_mode {mode.name} becomes {wanted.name}: the attention supports graphs for {support.name}"
-    )
 
 
 def whole_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class CompilationCounter(Shown):
     """Counts what the stages report. All fields are plain totals since the last :meth:`reset`."""
 
     num_models_seen: int = 0  # decorated models called at level 1 or higher
-    num_graphs_seen: int = 0  # graphs handed over by Dynamo: 1 a model
+    num_graphs_seen: int = 0  # graphs handed over by Dynamo: 1 a model, 0 where its trace was loaded
     num_piecewise_graphs_seen: int = 0  # pieces after the split, splitting ones included: 2L + 1
     num_piecewise_capturable_graphs_seen: int = 0  # pieces without a splitting operator: L + 1
     num_backend_compilations: int = 0  # requests: one a piece and shape
@@ -32,9 +32,14 @@ class CompilationCounter(Shown):
     num_eager_compiles: int = 0  # really "compiled" by the eager adaptor
     num_gpu_runner_capture_triggers: int = 0  # sizes that a runner asked to record
     num_cudagraph_captured: int = 0  # recorded graphs: sizes x capturable pieces
+    num_replay_plans_built: int = 0  # flat plans of PIECEWISE steps, laid out and checked at capture
+    num_replay_plans_refused: int = 0  # keys that have none, for a reason that ReplayPlans shows
+    num_module_path_steps: int = 0  # PIECEWISE steps without a plan although plans were asked for
     num_cache_entries_updated: int = 0  # new entries in the compile cache on disk
     num_compiled_artifacts_saved: int = 0  # compiled pieces written to disk
     num_compiled_artifacts_loaded: int = 0  # compiled pieces read from disk
+    num_traces_saved: int = 0  # traces written to disk
+    num_traces_loaded: int = 0  # traces read from disk: their models were not traced
     dynamo_as_is_count: int = 0  # models at level 1
 
     def reset(self) -> None:
@@ -104,11 +109,18 @@ def _on_split(event: events.GraphSplit) -> None:
     _add("num_piecewise_capturable_graphs_seen", event.capturable)
 
 
+def _on_trace_loaded(event: events.TraceLoaded) -> None:
+    _add("num_traces_loaded")
+    _add("num_piecewise_graphs_seen", event.pieces)
+    _add("num_piecewise_capturable_graphs_seen", event.capturable)
+
+
 def _on_compiled(event: events.PieceCompiled) -> None:
     _add("num_eager_compiles" if event.adaptor == "eager" else "num_inductor_compiles")
 
 
 events.subscribe(events.GraphSplit, _on_split)
+events.subscribe(events.TraceLoaded, _on_trace_loaded)
 events.subscribe(events.PieceCompiled, _on_compiled)
 for _kind, _name in [
     (events.ModelSeen, "num_models_seen"),
@@ -116,9 +128,13 @@ for _kind, _name in [
     (events.CompileRequested, "num_backend_compilations"),
     (events.CaptureTriggered, "num_gpu_runner_capture_triggers"),
     (events.GraphCaptured, "num_cudagraph_captured"),
+    (events.PlanBuilt, "num_replay_plans_built"),
+    (events.PlanRefused, "num_replay_plans_refused"),
+    (events.PlanPassedOver, "num_module_path_steps"),
     (events.CacheEntryUpdated, "num_cache_entries_updated"),
     (events.ArtifactSaved, "num_compiled_artifacts_saved"),
     (events.ArtifactLoaded, "num_compiled_artifacts_loaded"),
+    (events.TraceSaved, "num_traces_saved"),
     (events.DynamoAsIs, "dynamo_as_is_count"),
 ]:
     events.subscribe(_kind, functools.partial(_count, _name))

@@ -56,6 +56,25 @@ class GraphTraced(Event):
     seconds: float
 
 
+@dataclass(frozen=True)
+class TraceLoaded(Event):
+    """A model's trace, its split and its plan were read from disk: no Dynamo, nothing cut."""
+
+    model: str
+    pieces: int
+    capturable: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TraceSaved(Event):
+    """A model's trace was written to disk, beside its compiled pieces."""
+
+    model: str
+    path: str
+
+
 # --- splitting -------------------------------------------------------------------------------
 
 
@@ -183,6 +202,36 @@ class GraphMemory(Event):
     peak_allocated_bytes: int
     platform: Any
     pool: Any
+
+
+@dataclass(frozen=True)
+class PlanBuilt(Event):
+    """A replay plan was laid out for one PIECEWISE key, and gives what the module path gives."""
+
+    model: str
+    num_tokens: int
+    kind: str  # "any batch" or "decode"
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlanRefused(Event):
+    """No replay plan could be laid out for one PIECEWISE key: the module path serves it."""
+
+    model: str
+    num_tokens: int
+    kind: str  # "any batch" or "decode"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanPassedOver(Event):
+    """A PIECEWISE step takes the module path, because it has no plan or is not the step of one."""
+
+    model: str
+    num_tokens: int
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from cgkit.capturing import (
     free_all,
     get_platform,
 )
-from cgkit.compiling import CompiledGraph, compile_pieces
+from cgkit.compiling import CompiledGraph, compile_model
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.counters import compilation_counter
 from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.kernels.custom_op import apply_custom_ops
-from cgkit.splitting import SplitGraph, split_graph
-from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
+from cgkit.splitting import SplitGraph
+from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -255,18 +255,18 @@ class CompiledModel:
 
     def _road(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """Stages 1 to 3, and the wrappers of stage 4 if graphs are on (still open: nothing is recorded)."""
-        config, whole = self.config, self.config.level is CompilationLevel.DYNAMO_ONCE
+        config = self.config
         sizes = CaptureSizes.resolve(config)  # before the work: a size that makes no sense is refused here
-        self.traced = trace(
+        self.compiled = compile_model(
             self.model,
-            *args,
+            args,
+            kwargs,
+            config,
             dynamic_arg_dims=self._options["dims"],
-            dispatch=config.dispatch,
             check_buffer_writes=bool(config.mode),
-            **kwargs,
         )
-        self.split = split_graph(self.traced, () if whole else config.splitting_ops)
-        self.compiled = compile_pieces(self.split, config)
+        self.split = self.compiled.split
+        self.traced = self.split.traced
         if not config.mode:
             return self.compiled.bind()
         self.captured = self._open(self.compiled, sizes)

@@ -18,6 +18,7 @@ import difflib
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from cgkit.errors import RecordingError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
+    from cgkit.plotting.picture import Picture
     from cgkit.plotting.style import About
 
 COLUMNS = ["name", "what", "device", "torch", "commit", "date", "command", "bytes"]
@@ -113,6 +116,46 @@ def about(name: str, path: str | Path | None = None) -> About:
         emulated=bool(entry.get("emulated", False)),
         recorded=_recorded_on(entry),
     )
+
+
+def picture(
+    name: str, draw: Callable[..., Axes], path: str | Path | None = None, *, query: str = ""
+) -> Picture | Missing:
+    """The recording ``name`` as ``draw(frame, about)`` draws it; where it was not made, a sentence that says so.
+
+    Args:
+        name: of a recording that is a table.
+        draw: a function of :mod:`cgkit.plotting` that takes a DataFrame and an ``About``.
+        query: which of its rows, as ``DataFrame.query`` takes it.
+
+    Raises:
+        RecordingError: it is there and cannot be read.
+    """
+    from cgkit.plotting.picture import Picture
+
+    frame = find(name, path)
+    if frame is None:
+        return Missing(name)
+    return Picture(draw(frame.query(query) if query else frame, about(name, path)))
+
+
+def find(name: str, path: str | Path | None = None) -> Any:
+    """As :func:`load`; None where there is no such recording, or no folder of recordings at all."""
+    try:
+        root = folder(path)
+    except RecordingError:
+        return None
+    return load(name, root) if name in _index(root) else None
+
+
+class Missing:
+    """In place of the picture of a recording that was not made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"There is no recording {self.name!r} here; this picture is drawn of one (data/README.md)."
 
 
 # --- inside ------------------------------------------------------------------------------------------

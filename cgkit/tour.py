@@ -187,8 +187,11 @@ def _build(
         cudagraph_capture_sizes=sizes,
     )
     # three of the ways share the runner and its cache, each with requests of its own
-    limits = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
-    room = {"kv_cache_tokens": 3 * num_prompts * (512 + tokens), "max_model_len": 512 + tokens}
+    limits: dict[str, Any] = {"max_num_seqs": num_prompts, "max_num_batched_tokens": max(512, *sizes)}
+    room: dict[str, Any] = {
+        "kv_cache_tokens": 3 * num_prompts * (512 + tokens),
+        "max_model_len": 512 + tokens,
+    }
     with Ledger(keep_blocks=False) as ledger:
         runner = Runner(loaded.model, loaded.tokenizer, config, **limits, **room)
         with clock.stage("tracing to capturing"), _told(events.GraphTraced, "tracing"), _cold_cache():
@@ -258,8 +261,7 @@ class _Lane:
         with torch.no_grad():
             metadata = runner.inputs.fill(batch, padded, decode_only=uniform)
             with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                inputs = runner.inputs.input_ids[:padded], runner.inputs.positions[:padded]
-                hidden = runner.executor.forward(*inputs)
+                hidden = runner.executor.forward(*runner.inputs.front(padded))
             last = hidden[runner.inputs.last_token_rows(len(batch))]
             return runner.model.compute_logits(last).argmax(-1).tolist()
 

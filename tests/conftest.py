@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cgkit.compiling import compiled_graph
+from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.cache.store import open_cache
+from cgkit.compiling.warm import road
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,6 +16,7 @@ def no_compile_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CGKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(compiled_graph, "open_cache", lambda key: None)
+        patch.setattr(road, "cache_is_on", lambda: False)
         yield
 
 
@@ -29,4 +32,5 @@ def cache_dir(no_compile_cache, tmp_path_factory, monkeypatch):
 def compile_cache(cache_dir, monkeypatch):
     """The cache on, in an empty folder."""
     monkeypatch.setattr(compiled_graph, "open_cache", open_cache)
+    monkeypatch.setattr(road, "cache_is_on", lambda: not disabled())
     return cache_dir

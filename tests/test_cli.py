@@ -154,6 +154,29 @@ def test_a_benchmark_is_asked_for_its_options_only_when_it_is_named(monkeypatch,
         cli.main(["bench", "other"])
 
 
+def test_a_benchmark_draws_its_chart(monkeypatch, capfd, tmp_path):
+    from tests.plotting import frames
+
+    bench = SimpleNamespace(add_arguments=lambda parser: None, run=lambda args: {"frame": frames.dedup()})
+    monkeypatch.setitem(cli.BENCHES, "dedup", ("nothing", lambda: bench))
+    out = tmp_path / "new" / "chart.svg"
+    assert cli.main(["bench", "dedup", "--out", str(out)]) == 0
+    assert "20 times the layers" in out.read_text() and f"drawn: {out}" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "dedup", "--out", "chart.gif"])
+    assert "does not end in .png or .svg" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("bench", ["adaptors", "custom-ops", "dedup", "passes", "startup", "static"])
+def test_every_benchmark_of_the_compiler_has_a_chart(bench):
+    from importlib import import_module
+
+    from cgkit.measuring.bench_charts import CHARTS
+
+    module, name = CHARTS[bench]
+    assert callable(getattr(import_module(f"cgkit.plotting.{module}"), name)) and bench in cli.BENCHES
+
+
 def test_the_cache_by_hand(cache_dir, tmp_path, capfd):
     from cgkit.compiling.cache import cache_key
     from cgkit.compiling.cache import folder as places

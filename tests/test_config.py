@@ -8,11 +8,9 @@ import warnings
 import pytest
 
 from cgkit.config import (
-    AttentionCGSupport,
     CompilationConfig,
     CompilationLevel,
     CUDAGraphMode,
-    resolve_cudagraph_mode,
 )
 from cgkit.errors import ConfigError
 
@@ -114,27 +112,3 @@ def test_nothing_to_split_at_is_fine_otherwise(mode):
 def test_what_cannot_be_honoured_is_refused_with_field_value_and_way_out(changes, says):
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         CompilationConfig(**changes)
-
-
-@pytest.mark.parametrize(
-    ("mode", "support", "splitting", "becomes"),
-    [
-        (FULL, "ALWAYS", True, FULL),
-        (FULL, "UNIFORM_BATCH", True, BOTH),
-        (FULL, "UNIFORM_BATCH", False, DECODE_ONLY),
-        (FULL, "NEVER", True, PIECEWISE),
-        (FULL, "NEVER", False, NONE),
-        (BOTH, "UNIFORM_SINGLE_TOKEN_DECODE", True, BOTH),
-        (BOTH, "NEVER", True, PIECEWISE),
-        (DECODE_ONLY, "NEVER", True, NONE),
-        (PIECEWISE, "NEVER", True, PIECEWISE),
-        (NONE, "NEVER", False, NONE),
-    ],
-)
-def test_the_attention_decides_what_a_mode_becomes(mode, support, splitting, becomes):
-    resolved, said = resolve_cudagraph_mode(mode, AttentionCGSupport[support], splitting)
-    assert resolved is becomes
-    assert (said == "") == (resolved is mode)
-    if said:
-        assert mode.name in said and becomes.name in said
-    assert resolve_cudagraph_mode(resolved, AttentionCGSupport[support], splitting) == (resolved, "")

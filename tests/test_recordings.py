@@ -147,3 +147,14 @@ def test_the_recorded_crossover_is_drawn():
         ax = crossover(pd.DataFrame(found["rows"]), pd.DataFrame(found["crossings"]), recordings.about(name))
         labels = [text.get_text() for text in ax.figure.legends[0].get_texts()]
         assert any(label.startswith("eager: every batch") for label in labels)
+
+
+def test_a_recording_is_drawn_and_one_that_is_missing_is_a_sentence(made, tmp_path):
+    from cgkit.plotting import start_charts
+
+    drawn = recordings.picture("cpu-bench-startup", start_charts.startup, query="model == 'tiny-llama'")
+    assert "recorded on 2 cores" in drawn.alt and drawn.svg().count("tiny-llama, cold") == 1
+    missing = recordings.picture("h200-of-nobody", start_charts.startup)
+    assert "There is no recording 'h200-of-nobody' here" in repr(missing)
+    assert recordings.find("h200-of-nobody") is None and recordings.find("x", tmp_path / "nowhere") is None
+    assert len(recordings.find("cpu-bench-dedup")) == 3

@@ -15,6 +15,10 @@ from cgkit.capturing.captured import device_of as device_of
 from cgkit.capturing.captured import free_all as free_all
 from cgkit.capturing.dispatcher import CudagraphDispatcher as CudagraphDispatcher
 from cgkit.capturing.dispatcher import Route as Route
+from cgkit.capturing.modes import ModeResolution as ModeResolution
+from cgkit.capturing.modes import resolutions_frame as resolutions_frame
+from cgkit.capturing.modes import resolve_cudagraph_mode as resolve_cudagraph_mode
+from cgkit.capturing.plans import ReplayPlans as ReplayPlans
 from cgkit.capturing.platform import GraphPlatform as GraphPlatform
 from cgkit.capturing.platform import RecordedGraph as RecordedGraph
 from cgkit.capturing.platform import get_platform as get_platform

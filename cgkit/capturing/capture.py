@@ -120,13 +120,15 @@ class _Capture:
                 captured.open_ledger()
             self._learn_output_dims(plan)
             self._record_all(plan)
+            platform.synchronize()
+            self._lay_out_plans(plan, uniform_sizes)
             inputs.restore()
             captured.check_weights()
             captured.fix_weights()
             captured.dispatcher.initialize_cudagraph_keys(plan)
             captured.lock.locked = True
             platform.synchronize()
-            captured.seconds = time.perf_counter() - started
+            captured.seconds = time.perf_counter() - started - captured.plans.seconds
         captured.peak_allocated_bytes = peak_bytes(platform, pool)
         events.emit(
             events.CaptureFinished(
@@ -175,6 +177,14 @@ class _Capture:
             with self._naming_what_fitted(plan, done):
                 self._record(mode, key, first=done == 0)
         events.emit(events.Progress("capturing", len(plan), len(plan)))
+
+    def _lay_out_plans(self, plan: Plan, uniform_sizes: Sequence[int] | None) -> None:
+        """Each PIECEWISE step as a flat tuple of calls."""
+        if self.captured.compiled.config.replay_path != "plan":
+            return
+        keys = [key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE]
+        with self._naming_what_fitted(plan, len(plan) - 1):
+            self.captured.plans.lay_out(keys, self._metadata_for, uniform_sizes)
 
     @contextmanager
     def _naming_what_fitted(self, plan: Plan, done: int) -> Iterator[None]:

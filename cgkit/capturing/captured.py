@@ -20,6 +20,8 @@ from cgkit import forward_context, marks
 from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
+from cgkit.capturing.plan_reader import BUILT_OTHERWISE
+from cgkit.capturing.plans import ReplayPlans
 from cgkit.capturing.platform import GraphPlatform, PoolBytes
 from cgkit.capturing.sizes import CaptureSizes
 from cgkit.capturing.static_inputs import StaticInputs
@@ -52,10 +54,13 @@ class CapturedGraphs(Shown):
         compiled, platform, pool, sizes, mode, dispatcher, lock: what it is made of.
         run: like the model, without copying, padding or gradients; takes mode and key from the
             forward context; its outputs are overwritten by the next replay.
+        run_module: the same, and PIECEWISE steps piece by piece, whatever ``config.replay_path`` says.
+        plans: the replay plans by which PIECEWISE steps run, or why they do not (:class:`ReplayPlans`).
         pieces: the PIECEWISE wrappers in order (empty if that mode is not recorded).
         full: the FULL wrapper around them all, or None.
         clone_outputs: copy outputs out of the graphs' memory (default). False shows the hazard.
-        seconds: what recording took, warm-ups included (clearing the device's caches before it not).
+        seconds: what recording took, warm-ups included (clearing the device's caches before it not, nor
+            laying out the plans: ``plans.seconds``).
         peak_allocated_bytes: the most memory in use at once meanwhile.
     """
 
@@ -83,14 +88,16 @@ class CapturedGraphs(Shown):
         self.full: CUDAGraphWrapper | None = None
         self._options = options
         self._turn = threading.RLock()
-        self._check = self.model_inputs.checker()
+        self.check_arguments = self.model_inputs.checker()
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         self._output_dims: dict[str, tuple[int, ...]] = {}
         self._numbers: dict[int, dict[str, Any]] = {}
         self._uncuttable = ""
         self._fixed: Callable[..., Any] | None = None
         self._fixed_count = 0
-        self.run: Callable[..., Any] = self._wrap()
+        self.plans = ReplayPlans(self)
+        self.run_module: Callable[..., Any] = self._wrap()
+        self.run: Callable[..., Any] = self._debugged(self._planned(self.run_module))
         _alive.add(self)
         marks.register(self)
 
@@ -108,6 +115,49 @@ class CapturedGraphs(Shown):
                 name=self.compiled.model_name, lock=self.lock, options=options,
             )  # fmt: skip
             run = self.full
+        return run
+
+    def _planned(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """``usual``, and PIECEWISE steps by their plans: what a step costs on the host is this closure and its calls.
+
+        Everything was decided at capture. What is left is to see that this is the step that was laid out: one key
+        looked up, one tuple compared (:mod:`cgkit.capturing.plan_reader`).
+        """
+        current, piecewise, full_mode = forward_context._current, CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL
+        plans, find = self.plans, self.plans.ready.get
+        gradients_on, no_grad = torch.is_grad_enabled, torch.no_grad
+        full_call = self.full.call if self.full is not None else usual
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            context = current.context
+            mode = context.cudagraph_runtime_mode if context is not None else None
+            if mode is not piecewise:
+                return full_call(*args) if mode is full_mode and not kwargs else usual(*args, **kwargs)
+            assert context is not None
+            found = find(context.batch_descriptor)
+            if found is not None:
+                read, choices, _ = found
+                try:
+                    now = read(args, kwargs, context.attn_metadata)
+                except BUILT_OTHERWISE:
+                    choices = ()
+                for recorded, calls, result in choices:
+                    if now == recorded:
+                        if gradients_on():
+                            with no_grad():
+                                for call in calls:
+                                    call()
+                        else:
+                            for call in calls:
+                                call()
+                        return result
+            if plans.active:
+                plans.pass_over(context.batch_descriptor, args, kwargs, context.attn_metadata)
+            return usual(*args, **kwargs)
+
+        return run
+
+    def _debugged(self, run: Callable[..., Any]) -> Callable[..., Any]:
         return self._checking_weights(run) if self._options.debug else run
 
     def _choosing(self, usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,7 +234,7 @@ class CapturedGraphs(Shown):
         if self.inputs is None:
             return self.run(*args, **kwargs)
         args, kwargs = self.model_inputs.canonical(args, kwargs)
-        self._check(args, kwargs)
+        self.check_arguments(args, kwargs)
         tensors = self.inputs.tensors(args, kwargs)
         num_tokens = self.inputs.num_tokens(args, kwargs)
         outer = current_forward_context()
@@ -303,10 +353,11 @@ class CapturedGraphs(Shown):
         for wrapper in self.wrappers:
             wrapper.clear()
         self.dispatcher.clear()
+        self.plans.clear()
         self.inputs = self.weights = self._fixed = None
         if self._own_pool:
             self.platform.free(self.pool)
-        self.run = _freed(self.compiled.model_name)
+        self.run = self.run_module = _freed(self.compiled.model_name)
         _alive.discard(self)
 
     # --- showing ---------------------------------------------------------------------------------
@@ -339,6 +390,8 @@ class CapturedGraphs(Shown):
         if self.num_graphs:
             pool = self.pool_bytes
             lines.append(f"  one pool: {pool.reserved:,} bytes reserved, {pool.allocated:,} allocated")
+        if self.plans.rows:
+            lines += [f"  {line}" for line in repr(self.plans).splitlines()]
         return "\n".join(lines)
 
 

@@ -204,10 +204,17 @@ class CudaPlatform:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""
 
         def weak(_: str, tensor: torch.Tensor) -> torch.Tensor:
-            inside = tensor.is_cuda and self._owns(tensor.untyped_storage().data_ptr(), pool)
-            return torch_hooks.weak_tensor(tensor) if inside else tensor
+            return torch_hooks.weak_tensor(tensor) if self.holds(tensor, pool) else tensor
 
         return map_tensors(weak, value)
+
+    def holds(self, tensor: torch.Tensor, pool: CudaPool) -> bool:
+        """Whether the tensor's memory belongs to ``pool``."""
+        return tensor.is_cuda and self._owns(tensor.untyped_storage().data_ptr(), pool)
+
+    def launch_stream(self) -> torch_hooks.LaunchStream:
+        """The stream of prepared launches: the current one of this device, looked up once a step."""
+        return torch_hooks.LaunchStream(self.device)
 
     def _owns(self, address: int, pool: CudaPool) -> bool:
         """Whether ``address`` lies in the pool. Its segments are listed anew only after something grew."""

@@ -84,6 +84,10 @@ class EmulatedPlatform:
         with torch_hooks.without_dispatch_modes():
             return map_tensors(lambda _, tensor: pool.weak(tensor), value)
 
+    def holds(self, tensor: torch.Tensor, pool: EmulatedPool) -> bool:
+        """Whether the tensor's memory belongs to ``pool``."""
+        return pool.holds(tensor)
+
     def pool_bytes(self, pool: EmulatedPool) -> PoolBytes:
         """Bytes that the pool reserves, and those of them that owning tensors occupy."""
         return pool.bytes()

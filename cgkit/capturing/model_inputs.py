@@ -7,6 +7,7 @@ through the symbolic shapes of its examples.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,17 @@ class ModelInputs:
     def __init__(self, compiled: CompiledGraph) -> None:
         self.compiled = compiled
         self.traced = compiled.split.traced
-        self.examples: Sequence[Any] = compiled.split.example_inputs or ()
+
+    @functools.cached_property
+    def examples(self) -> Sequence[Any]:
+        """The graph's example inputs; of a model that was loaded they are made when they are needed."""
+        return self.compiled.split.example_inputs or ()
 
     @property
     def device(self) -> torch.device | None:
         """Where the model lies: the device of its first tensor."""
+        if self.traced is not None:
+            return next((entry.device for entry in self.traced.inputs if entry.device is not None), None)
         return next((value.device for value in self.examples if isinstance(value, torch.Tensor)), None)
 
     def activations(self, names: Sequence[str]) -> tuple[int, ...]:

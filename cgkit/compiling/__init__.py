@@ -17,3 +17,4 @@ from cgkit.compiling.manager import CompilerManager as CompilerManager
 from cgkit.compiling.piecewise_backend import ConcreteSizeEntry as ConcreteSizeEntry
 from cgkit.compiling.piecewise_backend import PiecewiseBackend as PiecewiseBackend
 from cgkit.compiling.piecewise_backend import RangeEntry as RangeEntry
+from cgkit.compiling.warm import compile_model as compile_model

@@ -35,6 +35,8 @@ class CompilerInterface(ABC):
     name: str
     #: Whether what it makes can be kept for another process.
     saves = False
+    #: Whether :meth:`load` needs no inputs, so that a piece can be loaded before anything was traced.
+    loads_alone = False
     #: Whether Inductor generates the code, so that its kernels can be counted.
     generates = False
 
@@ -100,6 +102,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
     name = "inductor"
     saves = True
+    loads_alone = True
     generates = True
 
     def __init__(self, options: Mapping[str, Any] | None = None, passes: Sequence[Any] = ()) -> None:

@@ -23,13 +23,15 @@ from cgkit.compiling.content_key import ContentKey
 from cgkit.compiling.debug_dump import dump_pieces
 from cgkit.compiling.fakes import ranged_version, static_version, unread_offsets
 from cgkit.compiling.interpreter import PieceCall, PiecewiseCompileInterpreter
-from cgkit.compiling.lifting import Lifted, lift_names, number_inputs
+from cgkit.compiling.lifting import Lifted, lift_names, number_inputs, number_of, sibling_of
 from cgkit.compiling.manager import CompiledPiece, CompilerManager
 from cgkit.compiling.passes import PassReports
 from cgkit.compiling.piecewise_backend import PiecewiseBackend
+from cgkit.compiling.plan import Plan, PlanError, PlannedCall, PlannedLift
 from cgkit.config import CompilationConfig, TokenRange
 from cgkit.display import Shown
 from cgkit.forward_context import CaptureLock
+from cgkit.splitting.register import registered_ops
 
 if TYPE_CHECKING:
     from cgkit.splitting import SplitGraph
@@ -66,8 +68,19 @@ class CompiledGraph(Shown):
     """
 
     def __init__(
-        self, split: SplitGraph, config: CompilationConfig, adaptor: CompilerInterface | None = None
+        self,
+        split: SplitGraph,
+        config: CompilationConfig,
+        adaptor: CompilerInterface | None = None,
+        *,
+        plan: Plan | None = None,
+        key: CacheKey | None = None,
     ) -> None:
+        """``plan``: what another process found out, to be followed instead of the graphs; with it the ``key``.
+
+        Raises:
+            PlanError: a piece of the plan is not in the compile cache.
+        """
         self.split = split
         self.config = config
         self.lock = CaptureLock(split.model_name)
@@ -75,22 +88,27 @@ class CompiledGraph(Shown):
         self.seconds = 0.0
         self._finished = False
         self._bound: Callable[..., Any] | None = None
-        devices = _devices(split.example_inputs or ())
+        devices = _devices(split)
         adaptor = adaptor or make_adaptor(config, devices)
         self._make_key = functools.partial(
             cache_key, config, _traced_files(split), devices, adaptor.settings(None)
         )
+        if key is not None:
+            self.cache_key = key
         self.manager = CompilerManager(adaptor, open_cache(self.cache_key) if adaptor.saves else None)
         self._told: set[ContentKey] = set()
         self._lifts: dict[fx.GraphModule, Lifted] = {}
+        self._again: dict[int, PieceCall] = {}
         self._numbers: list[Any] = []
         self._total = sum(not piece.is_splitting for piece in split.pieces)
         self._done = 0
+        self._shapes = plan.shapes if plan is not None else {}
         start = time.perf_counter()
         with torch_hooks.compile_lock():
-            interpreter = PiecewiseCompileInterpreter(split, self._key_of, self._compile_general)
-            self._fake_mode = interpreter.fake_mode
-            interpreter.run()
+            if plan is not None:
+                self._follow(plan)
+            else:
+                self._interpret(self._compile_general)
         self.seconds = time.perf_counter() - start
         if config.compile_at == "start":
             self.compile_static_sizes()
@@ -152,6 +170,34 @@ class CompiledGraph(Shown):
         )
         return [*inputs, *self._numbers[: len(lifted.numbers)]]
 
+    def _interpret(self, on_piece: Callable[[PieceCall], None]) -> None:
+        interpreter = PiecewiseCompileInterpreter(self.split, self._key_of, on_piece)
+        self._fake_mode = interpreter.fake_mode
+        interpreter.run()
+
+    def _follow(self, plan: Plan) -> None:
+        """Takes the pieces from the cache, by their keys."""
+        operators = registered_ops()
+        for name in plan.siblings:
+            if name not in operators:
+                raise PlanError(f"the operator {name} is not registered")
+            sibling_of(operators[name])
+        if not self.manager.read(plan.keys):
+            raise PlanError("a compiled piece is not in the compile cache, or cannot be loaded")
+        for call in plan.calls:
+            self._progress(call.piece.name)
+            general = self.manager.take(call.piece.name, call.key)
+            assert general is not None
+            call.find = functools.partial(self._call_again, call.piece.index)
+            self._done += 1
+            self._add(call, general, PlannedLift(call.piece, tuple(map(number_of, call.names))))
+
+    def _call_again(self, index: int) -> PieceCall:
+        """A piece's call with its fakes, for a model that was loaded: it is traced and walked over once."""
+        if not self._again:
+            self._interpret(lambda call: self._again.__setitem__(call.piece.index, call))
+        return self._again[index]
+
     def _compile_general(self, call: PieceCall) -> None:
         self._progress(call.piece.name)
         lifted = self._lifted(call.piece.graph_module)
@@ -164,6 +210,9 @@ class CompiledGraph(Shown):
             adaptor=self._adaptor_for(call),
         )
         self._done += 1
+        self._add(call, general, lifted)
+
+    def _add(self, call: PieceCall | PlannedCall, general: CompiledPiece, lifted: Lifted) -> None:
         self.backends.append(
             PiecewiseBackend(
                 call,
@@ -184,6 +233,11 @@ class CompiledGraph(Shown):
     def _compile_for_shape(self, backend: PiecewiseBackend, shape: int | TokenRange) -> CompiledPiece:
         start = time.perf_counter()
         what = f"{backend.name} at {shape} tokens"
+        known = self._shapes.get((backend.name, str(shape)))
+        if known is not None and (taken := self.manager.take(backend.name, known, shape)) is not None:
+            self._done += 1
+            self._progress(what)
+            return taken
         call = backend.call
         with torch_hooks.compile_lock():
             symbol = torch_hooks.symbolic_expression(call.args[call.sym_shape_indices[0]])
@@ -202,7 +256,7 @@ class CompiledGraph(Shown):
         self._progress(what)
         return compiled
 
-    def _adaptor_for(self, call: PieceCall) -> CompilerInterface:
+    def _adaptor_for(self, call: PieceCall | PlannedCall) -> CompilerInterface:
         """The adaptor for this piece: eager where it writes memory that several of its inputs share.
 
         Inductor is given such inputs as one; how, depends on which of them is a view of which, and
@@ -331,5 +385,7 @@ def _traced_files(split: SplitGraph) -> tuple[str, ...]:
     return split.traced.traced_files if split.traced is not None else ()
 
 
-def _devices(values: Sequence[Any]) -> set[torch.device]:
-    return {value.device for value in values if isinstance(value, torch.Tensor)}
+def _devices(split: SplitGraph) -> set[torch.device]:
+    if split.traced is not None:
+        return {entry.device for entry in split.traced.inputs if entry.device is not None}
+    return {value.device for value in split.example_inputs or () if isinstance(value, torch.Tensor)}

@@ -110,7 +110,7 @@ def by_number(target: Any) -> Any:
     """The operator that takes numbers where ``target`` (an overload of :func:`cgkit.register_op`) takes names: what
     stands for it in a compiled piece. None for an operator without ``lookup_args``."""
     op = registered_op_of(target)
-    return _sibling(op) if op is not None and op.lookup_args else None
+    return sibling_of(op) if op is not None and op.lookup_args else None
 
 
 def _take_names(node: fx.Node, op: RegisteredOp, placeholder: Callable[[str], fx.Node]) -> None:
@@ -128,11 +128,11 @@ def _take_names(node: fx.Node, op: RegisteredOp, placeholder: Callable[[str], fx
         else:
             args[index] = placeholder(value)
     if len(lifted) == len(op.lookup_args):
-        node.target = _sibling(op)
+        node.target = sibling_of(op)
         node.args, node.kwargs = tuple(args), kwargs
 
 
-def _sibling(op: RegisteredOp) -> Any:
+def sibling_of(op: RegisteredOp) -> Any:
     """The operator that takes numbers where ``op`` takes names; made when it is first needed.
 
     A fake run must not ask which number it is (that would fix it to one): it takes the first name there is,

@@ -18,6 +18,7 @@ from torch import fx
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
 from cgkit.compiling.cache import CompileCache
+from cgkit.compiling.cache.store import Loaded
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
 from cgkit.compiling.passes import PassReports
 from cgkit.config import Shape
@@ -55,6 +56,7 @@ class CompilerManager:
         self.adaptor = adaptor
         self.cache = cache
         self._by_key: dict[ContentKey, CompiledPiece] = {}
+        self._ready: dict[ContentKey, tuple[Loaded, float]] = {}  # read already, asked for by no piece yet
 
     def __len__(self) -> int:
         """How many compilations there were."""
@@ -87,9 +89,8 @@ class CompilerManager:
         events.emit(events.CompileRequested(name, shape))
         with torch_hooks.compile_lock():
             key = key or self.key(graph_module, inputs, shape)
-            if (known := self._by_key.get(key)) is not None:
-                events.emit(events.PieceShared(name, shape, known.owner, key.digest))
-                return replace(known, piece=name, seconds=0.0)
+            if (known := self._shared(name, shape, key)) is not None:
+                return known
             by = adaptor or self.adaptor
             request = (by, name, graph_module, inputs, fake_mode, shape, key)
             with self.cache.active() if self.cache is not None else nullcontext():
@@ -98,6 +99,36 @@ class CompilerManager:
                     piece = self._compile_and_keep(request)
             self._by_key[key] = piece
         return piece
+
+    def read(self, keys: Sequence[ContentKey]) -> bool:
+        """Reads the pieces of ``keys`` from the cache, for :meth:`take`. False if one of them is not to be had."""
+        if self.cache is None:
+            return False
+        with torch_hooks.compile_lock(), self.cache.active():
+            for key in keys:
+                started = time.perf_counter()
+                found = self.cache.load(key, lambda content: self.adaptor.load(content, ()))
+                if found is None:
+                    return False
+                self._ready[key] = (found, time.perf_counter() - started)
+        return True
+
+    def take(self, name: str, key: ContentKey, shape: Shape = None) -> CompiledPiece | None:
+        """The piece ``name`` by its key alone: shared, or what :meth:`read` has read; None if it is neither."""
+        if key not in self._by_key and key not in self._ready:
+            return None
+        events.emit(events.CompileRequested(name, shape))
+        if (known := self._shared(name, shape, key)) is not None:
+            return known
+        piece = self._by_key[key] = self._loaded(self.adaptor, name, shape, key, *self._ready.pop(key))
+        return piece
+
+    def _shared(self, name: str, shape: Shape, key: ContentKey) -> CompiledPiece | None:
+        known = self._by_key.get(key)
+        if known is None:
+            return None
+        events.emit(events.PieceShared(name, shape, known.owner, key.digest))
+        return replace(known, piece=name, seconds=0.0)
 
     def _compile_and_keep(self, request: tuple[Any, ...]) -> CompiledPiece:
         """Compiles; where the cache's disk is at fault, once more without the cache."""
@@ -121,7 +152,11 @@ class CompilerManager:
         found = self.cache.load(key, lambda content: by.load(content, inputs))
         if found is None:
             return None
-        seconds = time.perf_counter() - started
+        return self._loaded(by, name, shape, key, found, time.perf_counter() - started)
+
+    def _loaded(
+        self, by: CompilerInterface, name: str, shape: Shape, key: ContentKey, found: Loaded, seconds: float
+    ) -> CompiledPiece:
         events.emit(events.ArtifactLoaded(name, shape, key.digest, str(found.path), seconds))
         return CompiledPiece(
             name,

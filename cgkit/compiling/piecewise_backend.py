@@ -15,12 +15,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from cgkit import marks, torch_hooks
 from cgkit.compiling.adaptors import Runnable
 from cgkit.compiling.interpreter import PieceCall
 from cgkit.compiling.lifting import Lifted
 from cgkit.compiling.manager import CompiledPiece
+from cgkit.compiling.plan import PlannedCall
 from cgkit.config import TokenRange
 from cgkit.errors import CompileError
 from cgkit.forward_context import CaptureLock
@@ -65,7 +67,7 @@ class PiecewiseBackend:
 
     def __init__(
         self,
-        call: PieceCall,
+        call: PieceCall | PlannedCall,
         general: CompiledPiece,
         *,
         piecewise_compile_index: int,
@@ -81,7 +83,6 @@ class PiecewiseBackend:
         """``on_finished`` is called when this piece's last compile size or range is compiled."""
         self.call = call
         self.piece: Piece = call.piece
-        self.graph = call.piece.graph_module
         self.general = general
         self.sym_shape_indices = call.sym_shape_indices
         self.piecewise_compile_index = piecewise_compile_index
@@ -108,6 +109,11 @@ class PiecewiseBackend:
         self._plain = False  # after the first run, if there is nothing to choose from
         self._token_index = self.sym_shape_indices[0] if self.sym_shape_indices else -1
         marks.register(self)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The piece's graph module."""
+        return self.piece.graph_module
 
     @property
     def name(self) -> str:

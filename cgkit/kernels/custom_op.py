@@ -58,6 +58,12 @@ def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
 
 
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the first and the second half of each row (as slices, which the graph passes know as views)."""
+    width = x.shape[-1] // 2
+    return x[..., :width], x[..., width:]
+
+
 class RMSNorm(CustomOp):
     """Divides by the root mean square, in float32 whatever the input's type: (..., width) -> (..., width)."""
 
@@ -80,16 +86,17 @@ class RMSNorm(CustomOp):
 
 
 class SiluAndMul(CustomOp):
-    """SwiGLU's middle: ``silu(gate) * up``, all (..., width)."""
+    """SwiGLU's middle: gate and up side by side, (..., 2 * width) -> ``silu(gate) * up``, (..., width)."""
 
     op_name = "silu_and_mul"
 
-    def forward_native(self, gate: Tensor, up: Tensor) -> Tensor:
+    def forward_native(self, gate_up: Tensor) -> Tensor:
         """As torch code."""
-        return fused_torch.silu_and_mul_torch(gate, up)
+        return fused_torch.silu_and_mul_torch(*_halves(gate_up))
 
-    def forward_custom(self, gate: Tensor, up: Tensor) -> Tensor:
-        """As ``cgkit::silu_and_mul``."""
+    def forward_custom(self, gate_up: Tensor) -> Tensor:
+        """As ``cgkit::silu_and_mul``, on two views."""
+        gate, up = _halves(gate_up)
         out = _like(gate)
         torch.ops.cgkit.silu_and_mul(out, gate, up)
         return out

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cgkit.torch_hooks import current_raw_stream, triton_direct_launch
+from cgkit.torch_hooks import LaunchStream, current_raw_stream, fixed_launch, triton_direct_launch
 
 _INT32_MAX = 2**31 - 1
 
@@ -80,3 +80,30 @@ class CachedLaunch:
         key = (tensors[0].get_device(), constants, tuple([tensor.dtype for tensor in tensors]), None)
         known = self._launches.get(key)
         return None if known is None else known[1]
+
+    def fixed(
+        self,
+        grid: tuple[int, int, int],
+        tensors: Sequence[Tensor],
+        numbers: tuple[int, ...],
+        constants: tuple[Any, ...],
+        stream: LaunchStream,
+    ) -> Callable[[], None] | None:
+        """A launch of exactly this, to be called without arguments; see :func:`cgkit.torch_hooks.fixed_launch`.
+
+        Launches once, so that the kernel is compiled. The tensors must outlive the callable, which keeps their
+        addresses alone. None where launches go the public way.
+        """
+        self(grid, tensors, numbers, constants)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        aligned = tuple([pointer & 15 for pointer in pointers])
+        key = (
+            tensors[0].get_device(),
+            constants,
+            tuple([tensor.dtype for tensor in tensors]),
+            aligned if any(aligned) else None,
+        )
+        known = self._launches.get(key)
+        if known is None:
+            return None
+        return fixed_launch(known[0], grid, pointers, numbers, constants, stream)

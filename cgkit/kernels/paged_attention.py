@@ -20,8 +20,9 @@ lengths and block tables are read on the device. Nothing here reads ``num_reqs``
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from torch.nn import functional
 
 from cgkit.errors import ServingError
 from cgkit.kernels.fused_torch import FP8, static_fp8_quant_torch
+from cgkit.torch_hooks import LaunchStream
 
 #: The torch form gathers this many numbers of keys at a time (2 MiB in float32), and as many of values:
 #: the best of 2**16 to 2**21 when it was measured, in prefill; more falls out of the CPU caches.
@@ -120,6 +122,45 @@ def attend_fp8(
     else:
         write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_prefill_fp8(query, key_cache, value_cache, metadata, output, scale, output_scale)
+
+
+def prepare_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+    stream: LaunchStream | None,
+) -> tuple[Callable[[], None], ...] | None:
+    """:func:`attend` with these very arguments at each call, as callables without arguments, to be called in order.
+
+    Tensors are read anew at each call and must stay where they are, those of ``metadata`` too; ``decode_only`` is
+    taken for given. On CUDA each is one launch, kernel and parameters in place (and all kernels are launched once
+    here, with what the tensors hold now). None where nothing can be prepared: a Triton of another version, heads that
+    must be copied first.
+
+    Raises:
+        ServingError: as :func:`attend`.
+    """
+    if query.shape[0] == 0:
+        return None
+    if not _use_triton(query, key_cache):
+        call = partial(attend, query, key, value, key_cache, value_cache, copy.copy(metadata), output, scale)
+        call.how = "torch form, arguments bound"  # type: ignore[attr-defined]
+        return (call,)
+    if stream is None:
+        return None
+    if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
+        from cgkit.kernels.triton_decode import prepared_decode
+
+        one = prepared_decode(query, key, value, key_cache, value_cache, metadata, output, scale, stream)
+        return None if one is None else (one,)
+    from cgkit.kernels.triton_prefill import prepared_prefill
+
+    return prepared_prefill(query, key, value, key_cache, value_cache, metadata, output, scale, stream)
 
 
 def write_kv(

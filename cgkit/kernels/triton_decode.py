@@ -9,6 +9,7 @@ combines their results: still one launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,11 +21,18 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
-from cgkit.torch_hooks import current_raw_stream
+from cgkit.kernels.splits import splits_for
+from cgkit.torch_hooks import LaunchStream, current_raw_stream
 
-#: Positions of the context read at a time, and the least that a divided context gives one program.
-TILE, MIN_CHUNK = 64, 256
-MAX_SPLITS = 16
+# What is tuned; `cgkit bench kernels` measures the alternatives beside these.
+#: Positions of the context read at a time, and the least that a divided context gives one program. One tile: a tile
+#: waits for its keys about as long as combining the parts takes in all, so it pays to have each wait by itself.
+TILE, MIN_CHUNK = 64, 64
+#: The most programs for one request and KV head, and how many programs a multiprocessor should get before a context
+#: is no longer divided.
+MAX_SPLITS, PROGRAMS_A_PROCESSOR = 16, 2
+NUM_WARPS, NUM_STAGES = 2, 3
+
 #: The kernels raise 2 to a power, as the hardware does, so scores are scaled by this as well.
 LOG2_E = 1.4426950408889634
 #: Without a GPU (Triton's interpreter) as many programs as this count as a full device.
@@ -53,38 +61,27 @@ def _decode_kernel(
     """Grid (padded batch, KV_HEADS, SPLITS). ROWS: the group's heads, padded to what ``tl.dot`` takes."""
     request = tl.program_id(0).to(tl.int64)
     head, split = tl.program_id(1), tl.program_id(2)
-    seq_len = tl.load(seq_lens + request)
-    past = tl.maximum(seq_len - 1, 0)  # positions in the cache; the new token comes on top
-    # Whole tiles for each program, and none that gets less than MIN_CHUNK while another has more.
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(past, SPLITS), TILE) * TILE, MIN_CHUNK)
-    active = tl.maximum(tl.cdiv(past, chunk), 1)
-    if split >= active:
-        return
-
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     in_dim = dims < HEAD_DIM
     in_row = (rows < GROUP)[:, None] & in_dim[None, :]
     q_at = (head * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
-    out_at = output + request * O_STRIDE + q_at
+    # What needs no length is asked for together with the length, and nobody returns early: a load is not moved above
+    # a branch, and each that waits for another one costs this kernel a tenth of its time at batch 1.
+    seq_len = tl.load(seq_lens + request)
+    q = tl.load(query + request * Q_STRIDE + q_at, mask=in_row, other=0.0)
     new_key = tl.load(key + request * K_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
     new_value = tl.load(value + request * V_STRIDE + head * HEAD_DIM + dims, mask=in_dim, other=0.0)
-    if split == 0:
-        slot = tl.load(slot_mapping + request)
-        kv_at = (slot * KV_HEADS + head) * HEAD_DIM + dims
-        if slot >= 0:
-            tl.store(key_cache + kv_at, new_key, mask=in_dim)
-            tl.store(value_cache + kv_at, new_value, mask=in_dim)
-    if seq_len == 0:
-        tl.store(out_at, tl.zeros([ROWS, DIM], tl.float32).to(output.dtype.element_ty), mask=in_row)
-        return
+    slot = tl.load(slot_mapping + request)
+    out_at = output + request * O_STRIDE + q_at
+    past = tl.maximum(seq_len - 1, 0)  # positions in the cache; the new token comes on top
+    # Whole tiles for each program, and none that gets less than MIN_CHUNK while another has more. Programs beyond
+    # the active ones find no position, and padding (length 0) is nobody's.
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(past, SPLITS), TILE) * TILE, MIN_CHUNK)
+    active = tl.maximum(tl.cdiv(past, chunk), 1)
 
-    q = tl.load(query + request * Q_STRIDE + q_at, mask=in_row, other=0.0)
-    own = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], axis=1) * SCALE_LOG2
-    # The first program starts from the new token; the others find at least one position below.
-    first = split == 0
-    top = tl.where(first, own, float("-inf"))  # (ROWS,) running maximum
-    total = tl.zeros([ROWS], tl.float32) + tl.where(first, 1.0, 0.0)
-    acc = tl.zeros([ROWS, DIM], tl.float32) + tl.where(first, new_value.to(tl.float32), 0.0)[None, :]
+    top = tl.full([ROWS], float("-inf"), tl.float32)  # running maximum
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM], tl.float32)
     stop = tl.minimum(past, (split + 1) * chunk)
     for start in range(split * chunk, stop, TILE):
         position = start + tl.arange(0, TILE)
@@ -106,9 +103,23 @@ def _decode_kernel(
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = higher
 
-    if SPLITS == 1 or active == 1:
-        tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
-    if SPLITS > 1 and active > 1:
+    if split == 0:  # the new token, and its place in the cache
+        own = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], axis=1) * SCALE_LOG2
+        own = tl.where(seq_len > 0, own, 0.0)  # padding's own query may be NaN
+        higher = tl.maximum(top, own)
+        fade, own = tl.exp2(top - higher), tl.exp2(own - higher)
+        total = total * fade + own
+        acc = acc * fade[:, None] + own[:, None] * new_value.to(tl.float32)[None, :]
+        top = higher
+        if slot >= 0:
+            kv_at = (slot * KV_HEADS + head) * HEAD_DIM + dims
+            tl.store(key_cache + kv_at, new_key, mask=in_dim)
+            tl.store(value_cache + kv_at, new_value, mask=in_dim)
+
+    if SPLITS == 1 or ((active == 1) & (split == 0)):
+        mixed = tl.where(seq_len > 0, acc / total[:, None], 0.0)
+        tl.store(out_at, as_output(mixed, query, output, output_scale), mask=in_row)
+    if SPLITS > 1 and ((active > 1) & (split < active)):
         pair = request * KV_HEADS + head
         at = rows[:, None] * DIM + dims[None, :]
         mine = pair * SPLITS + split
@@ -122,11 +133,15 @@ def _decode_kernel(
             top = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, DIM], tl.float32)
-            for other in range(active):  # in order, whoever came last: the same bits each time
-                theirs = pair * SPLITS + other
-                part = tl.load(partial + theirs * ROWS * DIM + at, cache_modifier=".cg")
-                part_top = tl.load(stats + theirs * 2 * ROWS + rows, cache_modifier=".cg")
-                part_total = tl.load(stats + theirs * 2 * ROWS + ROWS + rows, cache_modifier=".cg")
+            # In order, whoever came last: the same bits each time. Unrolled: the loads are under way together.
+            for other in tl.static_range(SPLITS):
+                there, theirs = tl.zeros([ROWS], tl.int32) + other < active, pair * SPLITS + other
+                stat = stats + theirs * 2 * ROWS + rows
+                part = tl.load(
+                    partial + theirs * ROWS * DIM + at, mask=there[:, None], other=0.0, cache_modifier=".cg"
+                )
+                part_top = tl.load(stat, mask=there, other=float("-inf"), cache_modifier=".cg")
+                part_total = tl.load(stat + ROWS, mask=there, other=0.0, cache_modifier=".cg")
                 higher = tl.maximum(top, part_top)
                 fade, part_fade = tl.exp2(top - higher), tl.exp2(part_top - higher)
                 total = total * fade + part_total * part_fade
@@ -135,7 +150,7 @@ def _decode_kernel(
             tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
-_launch = CachedLaunch(_decode_kernel, num_warps=4, num_stages=3)
+_launch = CachedLaunch(_decode_kernel, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
 
 
 def paged_attention_decode(
@@ -188,22 +203,8 @@ def _launch_and_plan(
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     metadata: PagedMetadata, output: Tensor, scale: float,
 ) -> tuple[Any, ...] | None:  # fmt: skip
-    batch, heads, head_dim = query.shape
-    kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
-    group = heads // kv_heads
-    rows, dim = max(16, power_of_2(group)), max(16, power_of_2(head_dim))
-    splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
-    workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
     whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
-    grid = (batch, kv_heads, splits)
-    tensors = (
-        *whole, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
-        *(workspace or (output, output, output)),
-    )  # fmt: skip
-    constants = (
-        scale * LOG2_E, *map(row_stride, whole), row_stride(output), table.stride(0), kv_heads,
-        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits, None,
-    )  # fmt: skip
+    grid, tensors, workspace, constants = _launch_of(*whole, key_cache, value_cache, metadata, output, scale)
     _launch(grid, tensors, (), constants)
     direct = _launch.prepared(tensors, constants)
     if direct is None or whole[0] is not query or whole[1] is not key or whole[2] is not value:
@@ -211,17 +212,63 @@ def _launch_and_plan(
     return grid, direct, tuple(tensor.data_ptr() for tensor in workspace), constants
 
 
+def _launch_of(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
+    metadata: PagedMetadata, output: Tensor, scale: float,
+) -> tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Any, ...]]:  # fmt: skip
+    """Grid, tensors, those of them that are workspace, and constants; heads lie one after the other."""
+    batch, heads, head_dim = query.shape
+    kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
+    group = heads // kv_heads
+    rows, dim = max(16, power_of_2(group)), max(16, power_of_2(head_dim))
+    splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
+    workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
+    tensors = (
+        query, key, value, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
+        *(workspace or (output, output, output)),
+    )  # fmt: skip
+    constants = (
+        scale * LOG2_E, *map(row_stride, (query, key, value)), row_stride(output), table.stride(0), kv_heads,
+        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits, None,
+    )  # fmt: skip
+    return (batch, kv_heads, splits), tensors, workspace, constants
+
+
+def prepared_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+    stream: LaunchStream,
+) -> Callable[[], None] | None:
+    """:func:`paged_attention_decode` with these very tensors at each call; None where it cannot be prepared.
+
+    Launches once. What the tensors hold may change, and where they lie may not.
+    """
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    if any(with_whole_heads(tensor) is not tensor for tensor in (query, key, value)):
+        return None  # they are copied at each step
+    grid, tensors, _, constants = _launch_of(
+        query, key, value, key_cache, value_cache, metadata, output, scale
+    )
+    return _launch.fixed(grid, tensors, (), constants, stream)
+
+
 def num_splits(programs: int, max_context: int, device_index: int) -> int:
     """Over how many programs a request's context may be divided: 1 when the batch fills the device."""
-    useful = min(_programs_wanted(device_index) // programs, -(-max_context // MIN_CHUNK), MAX_SPLITS)
-    return 1 << (useful.bit_length() - 1) if useful > 1 else 1
+    wanted = _programs_wanted(device_index)
+    return splits_for(programs, max_context, chunk=MIN_CHUNK, most=MAX_SPLITS, wanted=wanted)
 
 
 @cache
 def _programs_wanted(device_index: int) -> int:
     if device_index < 0:
         return _INTERPRETER_PROGRAMS
-    return 2 * torch.cuda.get_device_properties(device_index).multi_processor_count
+    return PROGRAMS_A_PROCESSOR * torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
 @cache

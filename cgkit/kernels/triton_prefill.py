@@ -7,6 +7,9 @@ other in the batch, and which request a program works for is found on the device
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +17,9 @@ from torch import Tensor
 
 from cgkit.errors import ServingError
 from cgkit.kernels.launch import CachedLaunch
-from cgkit.kernels.paged_attention import PagedMetadata
+from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
 from cgkit.kernels.triton_decode import LOG2_E, as_output, power_of_2, row_stride, with_whole_heads
+from cgkit.torch_hooks import LaunchStream
 
 #: Rows of query heads a program holds, and positions of the context it reads at a time.
 ROWS, TILE = 64, 64
@@ -113,15 +117,24 @@ _launch_write = CachedLaunch(_write_kernel, num_warps=4)
 _launch_prefill = CachedLaunch(_prefill_kernel, num_warps=4, num_stages=2)
 
 
+Launch = tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[int, ...], tuple[Any, ...]]
+
+
 def write_kv_triton(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
     """The Triton form of :func:`cgkit.kernels.write_kv`: one launch, padding writes nothing."""
+    if key.shape[0]:
+        key, value = with_whole_heads(key), with_whole_heads(value)
+        _launch_write(*_write_of(key, value, key_cache, value_cache, slot_mapping))
+
+
+def _write_of(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> Launch:
     tokens, kv_heads, head_dim = key.shape
-    if tokens == 0:
-        return
-    key, value, width = with_whole_heads(key), with_whole_heads(value), kv_heads * head_dim
-    _launch_write(
+    width = kv_heads * head_dim
+    return (
         (tokens, 1, 1),
         (key, value, key_cache, value_cache, slot_mapping),
         (),
@@ -142,6 +155,18 @@ def paged_attention_prefill(
     Raises:
         ServingError: more than 64 query heads share one KV head.
     """
+    query = with_whole_heads(query)
+    _launch_prefill(*_prefill_of(query, key_cache, value_cache, metadata, output, scale))
+
+
+def _prefill_of(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+) -> Launch:
     tokens, heads, head_dim = query.shape
     block_size, kv_heads, table = key_cache.shape[1], key_cache.shape[2], metadata.block_table
     group = heads // kv_heads
@@ -152,8 +177,7 @@ def paged_attention_prefill(
     rows = max(rows, padded_group)
     # Real requests have at least one token each, so rows beyond the number of tokens are padding.
     requests = min(metadata.seq_lens.shape[0], tokens)
-    query = with_whole_heads(query)
-    _launch_prefill(
+    return (
         (tokens * padded_group // rows + requests + 1, kv_heads, 1),
         (query, output, key_cache, value_cache, table, metadata.seq_lens, metadata.query_start_loc),
         (tokens, requests),
@@ -163,3 +187,28 @@ def paged_attention_prefill(
             None,
         ),
     )  # fmt: skip
+
+
+def prepared_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: PagedMetadata,
+    output: Tensor,
+    scale: float,
+    stream: LaunchStream,
+) -> tuple[Callable[[], None], ...] | None:
+    """The write and the attention with these very tensors at each call; None where they cannot be prepared.
+
+    Launches both once. What the tensors hold may change, and where they lie may not.
+    """
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    if any(with_whole_heads(tensor) is not tensor for tensor in (query, key, value)):
+        return None  # they are copied at each step
+    write = _launch_write.fixed(*_write_of(key, value, key_cache, value_cache, metadata.slot_mapping), stream)
+    attention = _launch_prefill.fixed(
+        *_prefill_of(query, key_cache, value_cache, metadata, output, scale), stream
+    )
+    return None if write is None or attention is None else (write, attention)

@@ -25,6 +25,10 @@ from cgkit.errors import CgkitError
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Where the benchmark's model is cut, and which of its dimensions change.
+SPLITTING_OP = "cgkit_bench::attention"
+DIMS = {"tokens": 0, "positions": 0}
+
 
 def run(
     layers: Sequence[int] = (4, 80), *, width: int = 64, compiler: str = "inductor", timeout_s: float = 900.0
@@ -88,9 +92,13 @@ def toy_split(model: nn.Module) -> tuple[Any, Any]:
     from cgkit.splitting import split_graph
     from cgkit.tracing import trace
 
-    dims = {"tokens": 0, "positions": 0}
-    traced = trace(model, torch.arange(8), torch.arange(8).float(), dynamic_arg_dims=dims)
-    return traced, split_graph(traced, ["cgkit_bench::attention"])
+    traced = trace(model, *toy_example(), dynamic_arg_dims=DIMS)
+    return traced, split_graph(traced, [SPLITTING_OP])
+
+
+def toy_example() -> tuple[torch.Tensor, torch.Tensor]:
+    """A call of :func:`toy_llama`'s model."""
+    return torch.arange(8), torch.arange(8).float()
 
 
 def _in_fresh_process(layers: int, width: int, compiler: str, timeout_s: float) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,11 +21,12 @@ from cgkit import events
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.measuring.decode_bench import DecodeBench, Step, Times, busy_in_a_child, shape_of, timed
+from cgkit.measuring.first_call import first_calls
+from cgkit.measuring.hollow import empty_attention
+from cgkit.measuring.tuning import add_tuning_arguments, tuned_fields
 from cgkit.serving.llama import PRESETS
-from cgkit.splitting import register_op, registered_ops
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-ATTENTION = "cgkit::unified_attention_with_output"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +36,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache of each request")
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument(
+        "--no-first-call",
+        action="store_true",
+        help="no cold and warm first call, each in a process of its own",
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
+    add_tuning_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures; returns ``frame`` (a row a mode and batch), ``recording`` and ``ratios``.
+    """Measures; returns ``frame`` (a row a mode and batch), ``recording``, ``ratios`` and ``first_call``: seconds of a
+    cold and a warm start, each in a process of its own (:mod:`cgkit.measuring.first_call`).
 
     Raises:
         CaptureError: no GPU, and ``--device cpu`` was not given.
     """
     if args.device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("cgkit bench modes measures a GPU, and there is none; --device cpu is a dry run")
+    first: dict[str, Any] = {}
+    if not args.no_first_call:
+        asked = {"device": args.device, "layers": args.layers, "context": args.context}
+        first = first_calls([args.shape], **asked)[args.shape]
     with torch.no_grad():
         busy: dict[tuple[str, int], dict[str, Any]] = {}
         if args.device == "cuda":
-            found = busy_in_a_child(shape_of(args.shape, args.layers), args.batches, context=args.context)
+            found = busy_in_a_child(
+                shape_of(args.shape, args.layers),
+                args.batches,
+                context=args.context,
+                compilation=_tuning(args),
+            )
             busy = {(row["mode"], row["batch"]): row for row in found}
         bench = _Bench(args, busy)
         recording = bench.recording()
@@ -65,11 +81,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "device": bench.device_name,
         "emulated": args.device == "cpu",
         "context_tokens": args.context,
+        "first_call": first,
+        "tuned": args.tuned,
+        "inductor": dict(bench.runner.config.inductor_compile_config),
         "recording": recording,
         "ratios": _ratios(rows + last),
         "rows": rows + last,
         "frame": frame,
     }
+
+
+def _tuning(args: argparse.Namespace) -> dict[str, Any]:
+    return tuned_fields(args.tuned, args.batches, args.combo_kernels)
 
 
 class _Bench(DecodeBench):
@@ -78,7 +101,14 @@ class _Bench(DecodeBench):
     def __init__(self, args: argparse.Namespace, busy: dict[tuple[str, int], dict[str, Any]]) -> None:
         sizes = [size for size in SIZES if size <= max(64, *args.batches)]
         shape = shape_of(args.shape, args.layers)
-        super().__init__(shape, args.batches, device=args.device, context=args.context, sizes=sizes)
+        super().__init__(
+            shape,
+            args.batches,
+            device=args.device,
+            context=args.context,
+            sizes=sizes,
+            compilation=_tuning(args),
+        )
         self.args, self.busy = args, busy
 
     def recording(self) -> list[dict[str, Any]]:
@@ -105,7 +135,7 @@ class _Bench(DecodeBench):
                     "recording_s": sum(event.seconds for event in log),  # type: ignore[attr-defined]
                     "pool_reserved_mib": captured.pool_bytes.reserved / 2**20,
                     "driver_mib": (before - torch.cuda.mem_get_info()[0]) / 2**20 if self.cuda else 0.0,
-                    "first_call_s": compiled,
+                    "compile_s": compiled,  # here, where the compile cache may know the pieces already
                 }
             )
         return rows
@@ -140,7 +170,8 @@ class _Bench(DecodeBench):
         host = {name: Times() for name in steps if hollow and name != "eager"}
 
         def host_turns() -> None:
-            with empty_attention():
+            held = [each for each in (self.executor.captured, self._pieces) if each is not None]
+            with empty_attention(*held):
                 for name, times in host.items():
                     times.turn(steps[name], self.cuda)
 
@@ -153,31 +184,6 @@ class _Bench(DecodeBench):
             )
             rows.append(row)
         return rows
-
-
-@contextmanager
-def empty_attention() -> Iterator[None]:
-    """The attention operator does nothing in the block: what is left is the host's own work."""
-    known = registered_ops()[ATTENTION]
-
-    def nothing(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output: torch.Tensor,
-        scale: float,
-        layer_name: str,
-    ) -> None:
-        pass
-
-    namespace, name = ATTENTION.split("::")
-    register_op(name, nothing, known.mutates_args, namespace=namespace, dispatch_key=known.dispatch_key)
-    try:
-        yield
-    finally:
-        register_op(
-            name, known.op_func, known.mutates_args, namespace=namespace, dispatch_key=known.dispatch_key
-        )
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

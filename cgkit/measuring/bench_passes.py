@@ -208,11 +208,7 @@ class _Variant:
         ]
         metadata = runner.inputs.fill(scheduled, batch, decode_only=True)
         mode, key, _ = self.executor.route(batch, True)
-        ids, positions, forward = (
-            runner.inputs.input_ids[:batch],
-            runner.inputs.positions[:batch],
-            self.executor.forward,
-        )
+        (ids, positions), forward = runner.inputs.front(batch), self.executor.forward
         key = key or BatchDescriptor(batch, True)
 
         def step() -> Any:

@@ -1,4 +1,4 @@
-"""One decode step of a Llama in every mode, ready to be timed: what the benchmarks share.
+"""One decode step of a model of cgkit in every mode, ready to be timed: what the benchmarks share.
 
 What is compared runs in turn, over and over, because a machine's speed drifts. A turn is a few steps
 of one row, the first of which do not count: a server repeats one graph step after step, and the first
@@ -14,22 +14,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from cgkit.capturing import CapturedGraphs
 from cgkit.config import CompilationConfig, CUDAGraphMode
-from cgkit.errors import CaptureError, ConfigError
+from cgkit.errors import CaptureError, ConfigError, ServingError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
 from cgkit.measuring.roofline import Work, llama_work
 from cgkit.serving.llama import PRESETS, LlamaConfig, RopeScaling
 from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
-from cgkit.serving.weights import build_model, random_weights
+from cgkit.serving.weights import Shape, named_shape, random_model
 
-Step = Callable[[], Any]
+Step = Callable[..., Any]
 #: One turn of a row: steps that do not count, then steps that do.
 UNCOUNTED, COUNTED = 2, 8
 #: Steps in one profile, from which the GPU's busy time is taken.
@@ -37,7 +38,7 @@ PROFILED = 4
 
 
 def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
-    """The preset ``name``, with another number of layers if that is given.
+    """The preset ``name`` of a Llama, with another number of layers if that is given.
 
     Raises:
         ConfigError: there is no such preset.
@@ -45,6 +46,14 @@ def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
     if name not in PRESETS:
         raise ConfigError(f"there is no shape {name!r}; use one of {', '.join(sorted(PRESETS))}")
     return PRESETS[name].scaled(num_hidden_layers=layers) if layers else PRESETS[name]
+
+
+def any_shape(name: str, layers: int | None = None) -> Shape:
+    """As :func:`shape_of`, of every family that a runner serves."""
+    try:
+        return named_shape(name, layers)
+    except ServingError as error:
+        raise ConfigError(str(error)) from error
 
 
 class StepBench(Protocol):
@@ -72,17 +81,21 @@ class DecodeBench:
         batches: the batch sizes that steps will be asked for.
         sizes: what is recorded beside the batches.
         context: tokens in the KV cache of each request.
+        max_num_seqs: requests in a step; None: the largest size there is.
+        compilation: more fields of the :class:`CompilationConfig` (:func:`cgkit.measuring.tuning.tuned_fields`).
     """
 
     def __init__(
         self,
-        shape: LlamaConfig,
+        shape: Shape,
         batches: Sequence[int],
         *,
         device: str = "cuda",
         context: int = 256,
         sizes: Sequence[int] = (),
         compiler: str = "inductor",
+        max_num_seqs: int | None = None,
+        compilation: Mapping[str, Any] | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise CaptureError(
@@ -91,26 +104,51 @@ class DecodeBench:
         self.shape, self.context, self.device, self.cuda = shape, context, device, device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.cuda else "cpu (emulated)"
         dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.model = build_model(shape, random_weights(shape, dtype, device), dtype=dtype, device=device)
+        self.model = random_model(shape, dtype, device)
         config = CompilationConfig(
             cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
             cudagraph_capture_sizes=tuple(sorted({*sizes, *batches})),
             compiler=compiler,
+            **(compilation or {}),
         )
         length = context + 64
         self.runner = Runner(
             self.model,
             config=config,
-            max_num_seqs=max([*sizes, *batches]),
+            max_num_seqs=max_num_seqs or max([*sizes, *batches]),
             max_model_len=length,
             kv_cache_tokens=max(batches) * (length + 16),
         )
         self.executor = self.runner.executor
 
+        self._pieces: CapturedGraphs | None = None
+        self._pieces_of: CapturedGraphs | None = None
+
     def capture(self) -> None:
         """Compiles, and records every size in both modes."""
         self.executor.compile(self.runner.inputs)
         self.runner.capture_model()
+
+    def front(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and positions of a step of ``size`` tokens, as the runner passes them."""
+        inputs: Any = self.runner.inputs
+        if hasattr(inputs, "front"):
+            return inputs.front(size)
+        return inputs.input_ids[:size], inputs.positions[:size]
+
+    def _piecewise(self, forward: Step) -> Step:
+        """What a PIECEWISE decode step calls. Where decode batches have whole graphs of their own, no replay plan is
+        laid out for them in pieces: then the pieces are recorded once more, by themselves."""
+        captured = self.executor.captured
+        if captured is None or not getattr(captured, "plans", None) or not captured.mode.separate_routine():
+            return forward
+        if self._pieces_of is not captured:
+            if self._pieces is not None:
+                self._pieces.free()
+            self._pieces = self.executor.record(self.runner.inputs, mode=CUDAGraphMode.PIECEWISE)
+            self._pieces_of = captured
+        assert self._pieces is not None
+        return self._pieces.run
 
     def prepared(self, batch: int) -> Any:
         """Fills the buffers once: ``batch`` requests, each with one new token after ``context`` others."""
@@ -126,30 +164,31 @@ class DecodeBench:
 
     def steps(self, batch: int) -> dict[str, Step]:
         """The step of each mode: the model up to its last norm, on buffers that are filled already."""
-        metadata, inputs, forward = self.prepared(batch), self.runner.inputs, self.executor.forward
-        ids, positions = inputs.input_ids[:batch], inputs.positions[:batch]
-        model = self.model
+        forward = self.executor.forward
+        pieces = self._piecewise(forward)
+        metadata, (ids, positions), model = self.prepared(batch), self.front(batch), self.model
 
         def eager() -> Any:
             with set_forward_context(metadata):
                 return model(ids, positions)
 
-        def routed(mode: CUDAGraphMode, key: BatchDescriptor | None) -> Step:
+        def routed(mode: CUDAGraphMode, key: BatchDescriptor | None, call: Step = forward) -> Step:
             def step() -> Any:
                 with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                    return forward(ids, positions)
+                    return call(ids, positions)
 
             return step
 
         return {
             "eager": eager,
             "compiled": routed(CUDAGraphMode.NONE, None),
-            "PIECEWISE": routed(CUDAGraphMode.PIECEWISE, BatchDescriptor(batch)),
+            "PIECEWISE": routed(CUDAGraphMode.PIECEWISE, BatchDescriptor(batch), pieces),
             "FULL": routed(CUDAGraphMode.FULL, BatchDescriptor(batch, True)),
         }
 
     def work(self) -> Work:
         """What a step must move and compute at least."""
+        assert isinstance(self.shape, LlamaConfig), "the roofline is worked out for Llamas"
         return llama_work(self.shape, self.context, self.runner.dtype.itemsize)
 
     def about(self) -> dict[str, Any]:
@@ -186,10 +225,12 @@ class Times:
     cpu_s: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, float]:
-        """Medians in milliseconds, and the tenth percentile of the wall time."""
+        """Medians in milliseconds, and the 10th and 90th percentile of the wall time."""
+        ordered = sorted(self.wall_s)
         return {
-            "wall_ms": statistics.median(self.wall_s) * 1e3,
-            "wall_p10_ms": sorted(self.wall_s)[len(self.wall_s) // 10] * 1e3,
+            "wall_ms": statistics.median(ordered) * 1e3,
+            "wall_p10_ms": ordered[len(ordered) // 10] * 1e3,
+            "wall_p90_ms": ordered[len(ordered) * 9 // 10] * 1e3,
             "cpu_ms": statistics.median(self.cpu_s) * 1e3,
         }
 
@@ -229,7 +270,11 @@ def timed(
 
 
 def busy_in_a_child(
-    shape: LlamaConfig, batches: Sequence[int], *, context: int = 256
+    shape: LlamaConfig,
+    batches: Sequence[int],
+    *,
+    context: int = 256,
+    compilation: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """``gpu_busy_ms`` (sum of kernel times) and ``gpu_nodes`` of a step, by mode and batch.
 
@@ -238,7 +283,8 @@ def busy_in_a_child(
     Raises:
         CaptureError: the child failed.
     """
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(shape)), str(context), *map(str, batches)]
+    told = json.dumps({"shape": asdict(shape), "context": context, "compilation": dict(compilation or {})})
+    command = [sys.executable, "-m", __name__, told, *map(str, batches)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise CaptureError(
@@ -280,16 +326,19 @@ def _busy_in(happened: Sequence[Any]) -> tuple[float, float]:
 
 def shape_from_json(text: str) -> LlamaConfig:
     """What ``json.dumps(asdict(shape))`` made of a shape."""
-    fields = json.loads(text)
+    return _shape_from(json.loads(text))
+
+
+def _shape_from(fields: dict[str, Any]) -> LlamaConfig:
     scaling, stop = fields.pop("rope_scaling"), tuple(fields.pop("eos_token_ids"))
     return LlamaConfig(**fields, eos_token_ids=stop, rope_scaling=scaling and RopeScaling(**scaling))
 
 
 def _child() -> None:
-    shape = shape_from_json(sys.argv[1])
-    context, *batches = map(int, sys.argv[2:])
+    told, batches = json.loads(sys.argv[1]), [int(text) for text in sys.argv[2:]]
+    shape = _shape_from(told["shape"])
     with torch.no_grad():
-        bench = DecodeBench(shape, batches, context=context)
+        bench = DecodeBench(shape, batches, context=told["context"], compilation=told["compilation"])
         bench.capture()
         print(json.dumps(busy(bench, batches)))
 

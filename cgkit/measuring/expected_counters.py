@@ -16,6 +16,7 @@ from cgkit.config import COMPILERS
 from cgkit.counters import CompilationCounter, compilation_counter
 from cgkit.display import Shown
 from cgkit.errors import CgkitError
+from cgkit.tracing.loaded import LoadedTrace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,13 +116,23 @@ def _before_compiling(split: SplitGraph) -> dict[str, Law]:
     ends = f", less {gone} where nothing lies before, between or behind" if gone else ""
     said = f"L = {count}" if calls == count else f"L = {count} ({calls} calls: those in a row share a piece)"
     traced = split.traced is not None
+    stored = split.traced if isinstance(split.traced, LoadedTrace) else None
+    loaded = stored is not None
+    dynamo = traced and (stored is None or stored.is_remade)
     return {
         "num_models_seen": Law(
             None, "1 for a decorated model or a runner, 0 where stages are called by hand"
         ),
         "num_graphs_seen": Law(
-            int(traced), "one graph a model" if traced else "a bare fx graph: Dynamo saw none"
+            int(dynamo),
+            "a bare fx graph: Dynamo saw none"
+            if not traced
+            else "its trace was loaded"
+            + (", and it was traced to be looked at" if dynamo else ": Dynamo saw none")
+            if loaded
+            else "one graph a model",
         ),
+        "num_traces_loaded": Law(int(loaded), "models whose trace another process stored"),
         "num_piecewise_graphs_seen": Law(inner - gone, f"2L + 1 pieces, {said}{ends}"),
         "num_piecewise_capturable_graphs_seen": Law(
             count + 1 - gone, f"L + 1 of them to compile and record{ends}"

@@ -151,6 +151,9 @@ class Explanation(Shown):
             lines.append(f"  {piece.summary()}")
         if len(own) > 12:
             lines.append(f"  ... {len(own) - 12} more: .to_frame()")
+        traced = self.compiled.split.traced
+        if traced is not None and traced.origin:
+            lines.append(f"  trace cache: {traced.origin}")
         lines.append("  .why_different(a, b), [piece].code, .bytecode, .dump(folder), .draw(open=[piece])")
         return "\n".join(lines)
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> d
     Returns:
         ``model``, ``compiler``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch and
         cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random
-        weights), ``trace_s`` (Dynamo's work), ``split_s``, ``compile_s`` (the compile stage: the cache's key, fake
-        runs, pieces compiled or loaded), ``answer_s`` (the first answer), and ``start_s``, all of it;
-        ``compilations`` and ``loaded`` (pieces), ``handles`` (pieces that were kept or found), and ``answer``:
-        numbers to be compared with another start's.
+        weights), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
+        compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
+        ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
+        call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and ``start_cpu_s`` are the same in
+        processor time, compilers included: to be compared where other work shares the machine. ``compilations`` and
+        ``loaded`` (pieces), ``traces_loaded``, ``handles`` (pieces that were kept or found), and ``answer``: numbers
+        to be compared with another start's.
 
     Raises:
         CgkitError: the process failed or took too long; holds the end of its output.
@@ -80,13 +84,14 @@ def main(started: float) -> None:
 
     import cgkit.serving.runner  # noqa: F401
 
-    imported = time.perf_counter()
+    imported, cpu_imported = time.perf_counter(), cpu_seconds()
     torch_hooks.import_compiler(inductor=compiler != "eager")
-    ready_to_compile = time.perf_counter()
+    ready_to_compile, cpu_ready = time.perf_counter(), cpu_seconds()
     case = _toy(int(model.removeprefix(TOY)), config) if model.startswith(TOY) else _served(model, config)
     compile_it, answer_it = case
-    built = time.perf_counter()
-    compiled, traced, split = compile_it()
+    built, cpu_built = time.perf_counter(), cpu_seconds()
+    compiled = compile_it()
+    split, traced = compiled.split, compiled.split.traced
     ready = time.perf_counter()
     with torch.no_grad():
         answer = answer_it()
@@ -102,9 +107,18 @@ def main(started: float) -> None:
         "split_s": split.seconds,
         "compile_s": ready - built - traced.seconds - split.seconds,
         "answer_s": answered - ready,
+        "first_call_s": answered - built + ready_to_compile - imported,
         "start_s": answered - started,
+        "first_call_cpu_s": cpu_seconds() - cpu_built + cpu_ready - cpu_imported,
+        "start_cpu_s": cpu_seconds(),
     }
     print(json.dumps({**facts, **_counts(), "answer": answer}))
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it started and that have ended (compilers)."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _counts() -> dict[str, int]:
@@ -113,6 +127,7 @@ def _counts() -> dict[str, int]:
     return {
         "compilations": counter.num_inductor_compiles + counter.num_eager_compiles,
         "loaded": counter.num_compiled_artifacts_loaded,
+        "traces_loaded": counter.num_traces_loaded,
         "handles": counter.num_compiled_artifacts_loaded + counter.num_compiled_artifacts_saved,
     }
 
@@ -126,7 +141,7 @@ def _served(name: str, config: Any) -> tuple[Callable[[], Any], Callable[[], Any
 
     def compile_it() -> Any:
         executor.compile(runner.inputs)
-        return executor.compiled, executor.traced, executor.split
+        return executor.compiled
 
     return compile_it, lambda: list(runner.generate([_PROMPT], max_tokens=2)[0].token_ids)
 
@@ -134,17 +149,17 @@ def _served(name: str, config: Any) -> tuple[Callable[[], Any], Callable[[], Any
 def _toy(layers: int, config: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
     import torch
 
-    from cgkit.compiling import compile_pieces
-    from cgkit.measuring.bench_dedup import toy_llama, toy_split
+    from cgkit.compiling import compile_model
+    from cgkit.measuring.bench_dedup import DIMS, SPLITTING_OP, toy_example, toy_llama
 
     torch.manual_seed(0)
     model = toy_llama(layers)
     made: list[Any] = []
+    config = replace(config, splitting_ops=[SPLITTING_OP])
 
     def compile_it() -> Any:
-        traced, split = toy_split(model)
-        made.append(compile_pieces(split, config))
-        return made[0], traced, split
+        made.append(compile_model(model, toy_example(), config=config, dynamic_arg_dims=DIMS))
+        return made[0]
 
     def answer() -> list[float]:
         tokens = torch.tensor(_PROMPT)

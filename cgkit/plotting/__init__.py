@@ -4,7 +4,16 @@ Plotting knows no stage: it is given DataFrames (and draws artefacts through the
 Needs the extra ``cgkit[plot]``.
 """
 
-from cgkit.plotting import memory_charts, padding_charts, plan_charts
+from cgkit.plotting import (
+    compile_charts,
+    headline_chart,
+    host_chart,
+    memory_charts,
+    mode_charts,
+    padding_charts,
+    plan_charts,
+    start_charts,
+)
 from cgkit.plotting.charts import (
     capture_seconds,
     compile_times,
@@ -27,20 +36,25 @@ __all__ = [
     "against_nodes",
     "capture_seconds",
     "compare_timelines",
+    "compile_charts",
     "compile_gantt",
     "compile_times",
     "crossover",
     "fold",
+    "headline_chart",
+    "host_chart",
     "human_bytes",
     "launch_costs",
     "launch_overhead",
     "memory_charts",
+    "mode_charts",
     "ms_per_token",
     "padding_charts",
     "padding_steps",
     "plan_charts",
     "save",
     "split_graph",
+    "start_charts",
     "style",
     "svg",
     "table",

@@ -141,6 +141,21 @@ def measured(artefact: Any) -> str:
     return _card(artefact, *drawn, table(artefact.to_frame(), rows=8))
 
 
+def mode_table(artefact: Any) -> str:
+    """The pool while recording, the modes with their sentences, the keys in order, and where batches go."""
+    folded = [
+        f"<details><summary>{what}</summary>{table(frame, rows=MANY)}</details>"
+        for what, frame in (
+            ("every recorded key, in order", artefact.to_frame()),
+            ("which graph a batch takes", artefact.routes_frame()),
+        )
+    ]
+    modes = artefact.modes_frame()
+    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in modes["said"])
+    picture = Picture(artefact.plot()).svg()
+    return _card(artefact, picture, table(modes.drop(columns=["said"]), rows=8), f"<ul>{said}</ul>", *folded)
+
+
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
@@ -195,7 +210,11 @@ def sizes_comparison(artefact: Any) -> str:
     return _card(artefact, Picture(artefact.overview()).svg(), table(artefact.to_frame(), rows=12))
 
 
-_CHANGES = {"added": "background:#dff3e4", "removed": "background:#fbe3e4", "kept": "color:#777"}
+_CHANGES = {
+    "added": "background:#dff3e4;color:#111",
+    "removed": "background:#fbe3e4;color:#111",
+    "kept": "color:#777",
+}
 
 
 def pass_report(artefact: Any) -> str:
@@ -250,6 +269,8 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "Coverage": measured,
     "ExpectedWaste": measured,
     "Ledger": measured,
+    "HostTime": measured,
+    "ModeTable": mode_table,
     "Lifetimes": measured,
     "Padding": measured,
     "PoolPrediction": measured,

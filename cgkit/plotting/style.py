@@ -12,7 +12,7 @@ import functools
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +110,14 @@ def titled(what: str, about: About | None) -> str:
     return f"{what}\n{line}" if line else what
 
 
-def put_title(ax: Axes, what: str, about: About | None) -> None:
-    """The title: over the whole figure where the axes have it for themselves, else over the axes."""
+def put_title(ax: Axes, what: str, about: About | None, *, panels: int = 1) -> None:
+    """The title: over the whole figure where the axes have it for themselves, else over the axes.
+
+    ``panels``: so many axes beside each other are one picture (:func:`new_panels`).
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
-    if len(figure.axes) > 1:
+    if len(figure.axes) > panels:
         ax.set_title(titled(what, about))
         return
     line = "\n".join(textwrap.wrap(about.line() if about else "", int(figure.get_figwidth() * 12)))
@@ -158,12 +161,28 @@ def new_axes(ax: Axes | None = None, width: float = 8.4, height: float = 2.8) ->
     return Figure(figsize=(width, height)).add_subplot()
 
 
-def legend_below(ax: Axes, columns: int, handles: Any = None) -> None:
-    """A legend that covers nothing: under the figure where the axes have it for themselves, else in the axes."""
+def new_panels(
+    ax: Axes | None, ratios: Sequence[float], width: float = 8.4, height: float = 2.8
+) -> list[Axes]:
+    """Axes beside each other with common rows, as wide as ``ratios`` say; only the first one if ``ax`` is given."""
+    if ax is not None:
+        return [ax]
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    panels = figure.subplots(1, len(ratios), sharey=True, width_ratios=list(ratios), squeeze=False)
+    return list(panels[0])
+
+
+def legend_below(ax: Axes, columns: int, handles: Any = None, *, panels: int = 1) -> None:
+    """A legend that covers nothing: under the figure where the axes have it for themselves, else in the axes.
+
+    ``panels``: as in :func:`put_title`.
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
     held = ax.get_legend_handles_labels()[0] if handles is None else handles
-    if len(figure.axes) > 1:
+    if len(figure.axes) > panels:
         ax.legend(handles=held)
     else:
         figure.legend(handles=held, ncols=columns, loc="outside lower left")

@@ -18,6 +18,9 @@ from cgkit.serving.llama import PRESETS as PRESETS
 from cgkit.serving.llama import Llama as Llama
 from cgkit.serving.llama import LlamaConfig as LlamaConfig
 from cgkit.serving.llama import RopeScaling as RopeScaling
+from cgkit.serving.opt import OPT as OPT
+from cgkit.serving.opt import OPT_PRESETS as OPT_PRESETS
+from cgkit.serving.opt import OPTConfig as OPTConfig
 from cgkit.serving.request import Completion as Completion
 from cgkit.serving.request import Request as Request
 from cgkit.serving.request import Scheduled as Scheduled

@@ -8,7 +8,7 @@ come from the forward context of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 from cgkit.errors import ServingError
 from cgkit.forward_context import get_forward_context
 from cgkit.kernels import attend, attend_fp8
+from cgkit.kernels.paged_attention import prepare_attend
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
 from cgkit.splitting import register_op
+from cgkit.splitting.prepare import ComingStep
 
 KVCaches = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -78,11 +80,32 @@ def _no_cache(layer_name: str, metadata: AttentionMetadata) -> ServingError:
     )
 
 
+def _prepare_attention(
+    coming: ComingStep,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    scale: float,
+    layer_name: str,
+) -> Sequence[Callable[[], None]] | None:
+    """:func:`unified_attention_with_output` for a replay plan: the layer's cache and the step's buffers in place."""
+    metadata = coming.metadata
+    if not isinstance(metadata, AttentionMetadata) or layer_name not in metadata.kv_caches:
+        return None  # the operator itself says what is wrong, if anything is
+    if not isinstance(metadata.kv_caches, dict):
+        return None  # nobody looks into it whether a cache was made anew
+    coming.fixed("decode_only")
+    key_cache, value_cache = metadata.kv_caches[layer_name]
+    return prepare_attend(query, key, value, key_cache, value_cache, metadata, output, scale, coming.stream)
+
+
 register_op(
     "unified_attention_with_output",
     unified_attention_with_output,
     mutates_args=["output"],
     lookup_args=["layer_name"],
+    prepare=_prepare_attention,
 )
 
 

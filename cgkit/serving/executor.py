@@ -17,21 +17,17 @@ import torch
 from cgkit import events, marks
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
 from cgkit.capturing.dispatcher import Route
+from cgkit.capturing.modes import resolve_cudagraph_mode
 from cgkit.capturing.platform import GraphPlatform
-from cgkit.compiling import CompiledGraph, compile_pieces
-from cgkit.config import (
-    AttentionCGSupport,
-    CompilationConfig,
-    CompilationLevel,
-    CUDAGraphMode,
-    resolve_cudagraph_mode,
-)
+from cgkit.compiling import CompiledGraph, compile_model
+from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
+from cgkit.errors import CaptureError
 from cgkit.forward_context import set_forward_context
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.serving.input_batch import InputBatch
-from cgkit.serving.llama import Llama
-from cgkit.splitting import SplitGraph, split_graph
-from cgkit.tracing import TracedGraph, trace
+from cgkit.serving.weights import ServedModel
+from cgkit.splitting import SplitGraph
+from cgkit.tracing import TracedGraph
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +41,21 @@ class Executor:
 
     Attributes:
         mode: the configured mode, after what the attention supports was taken into account.
+        resolution: how it came to that: asked, given, and the sentence that says why.
+        support, attention_cut: what the attention supports, and whether it is cut out of the pieces.
         forward: ``(input_ids, positions) -> hidden``; the forward context is the caller's.
         traced, split, compiled, captured: the artefacts of the stages, None where the level has none.
     """
 
     def __init__(
-        self, model: Llama, config: CompilationConfig, support: AttentionCGSupport = ATTENTION_SUPPORT
+        self, model: ServedModel, config: CompilationConfig, support: AttentionCGSupport = ATTENTION_SUPPORT
     ) -> None:
         self.model, self.config = model, config
-        splitting = config.level is CompilationLevel.PIECEWISE and config.splitting_ops != ()
-        self.mode, said = resolve_cudagraph_mode(config.mode, support, splitting)
-        if said:
-            logger.warning("%s", said)
+        self.support, self.attention_cut = support, cuts_attention(config)
+        self.resolution = resolve_cudagraph_mode(config.mode, support, self.attention_cut)
+        self.mode = self.resolution.mode
+        if self.resolution.changed:
+            logger.warning("cudagraph_mode: %s", self.resolution.said)
         self.sizes = CaptureSizes.resolve(config) if self.mode else None
         self.traced: TracedGraph | None = None
         self.split: SplitGraph | None = None
@@ -102,17 +101,14 @@ class Executor:
         # The size of the example leaves no trace in the graph: the dimension is symbolic.
         example = max(2, min(inputs.max_tokens, 16))
         with set_forward_context(inputs.fill_dummy(example, decode_only=False)):
-            traced = trace(
+            self.compiled = compile_model(
                 self.model,
-                inputs.input_ids[:example],
-                inputs.positions[:example],
-                dispatch=self.config.dispatch,
+                (inputs.input_ids[:example], inputs.positions[:example]),
+                config=self.config,
                 check_buffer_writes=bool(self.mode),
             )
-        whole = self.config.level is CompilationLevel.DYNAMO_ONCE
-        split = split_graph(traced, () if whole else self.config.splitting_ops)
-        self.compiled = compile_pieces(split, self.config)
-        self.traced, self.split = traced, split
+        self.split = self.compiled.split
+        self.traced = self.split.traced
         self.forward = self.compiled.bind()
         self.is_compiled = True
 
@@ -128,35 +124,75 @@ class Executor:
         given as one (``max_query_len`` 1), so that a FULL graph freezes the attention's decode kernel and
         not the slower one for any batch.
         """
-        self.compile(inputs)
         if not self.mode:
+            self.compile(inputs)
             logger.info("cudagraph_mode is NONE: nothing is recorded")
             return
-        assert self.compiled is not None and self.sizes is not None
-        started = time.perf_counter()
         if self.captured is not None:  # again, in a notebook
             self.release()
+        self.use(self.record(inputs, largest_first=largest_first, platform=platform))
+
+    def record(
+        self,
+        inputs: InputBatch,
+        *,
+        mode: CUDAGraphMode | None = None,
+        largest_first: bool = True,
+        platform: GraphPlatform | None = None,
+    ) -> CapturedGraphs:
+        """The recording of :meth:`capture_model`, without sending steps through it (see :meth:`use`).
+
+        ``mode``: None: :attr:`mode`. Several recordings of one compiled model live side by side, each with a pool
+        of its own.
+
+        Raises:
+            CaptureError: the mode is NONE, or something cannot be recorded.
+        """
+        self.compile(inputs)
+        mode = self.mode if mode is None else mode
+        if self.compiled is None or not mode:
+            raise CaptureError(
+                f"nothing to record: cudagraph_mode={mode.name} at level {self.config.level.value}"
+            )
+        sizes = self.sizes or CaptureSizes.resolve(self.config)
+        started = time.perf_counter()
         with frozen_gc():
             captured = capture(
                 self.compiled,
-                self.sizes,
-                mode=self.mode,
-                make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+                sizes,
+                mode=mode,
+                make_inputs=lambda size: inputs.front(size, keep=True),
                 context=lambda key: inputs.fill_dummy(key.num_tokens, key.uniform_decode),
-                uniform_sizes=[size for size in self.sizes if size <= inputs.max_reqs],
+                uniform_sizes=[size for size in sizes if size <= inputs.max_reqs],
                 largest_first=largest_first,
                 platform=platform,
             )
-        self.captured, self.forward = captured, captured.run
+        for reason, count in captured.plans.refused.items():
+            logger.warning("%d steps have no replay plan and take the module path: %s", count, reason)
         logger.info(
             "capturing finished in %.1f s: %d %s graphs of %d sizes, %.1f MiB reserved, peak %.1f MiB",
             time.perf_counter() - started,
             captured.num_graphs,
             "emulated" if captured.platform.emulated else captured.platform.name,
-            len(self.sizes),
+            len(sizes),
             captured.pool_bytes.reserved / 2**20,
             captured.peak_allocated_bytes / 2**20,
         )
+        return captured
+
+    def use(
+        self, captured: CapturedGraphs | None, forward: Callable[..., torch.Tensor] | None = None
+    ) -> None:
+        """Sends the steps that follow through ``captured``; None: through ``forward``, without graphs.
+
+        ``forward``: None: what the level compiled. Whose graphs were used before keeps them.
+        """
+        self.captured = captured
+        if captured is not None:
+            self.forward = captured.run
+        else:
+            bound = self.model if self.compiled is None else self.compiled.bind()
+            self.forward = bound if forward is None else forward
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
         """Marks the levels that have no pieces, and what lies between pieces; see :mod:`cgkit.marks`."""
@@ -175,6 +211,15 @@ class Executor:
             self.captured.free()
             self.captured.lock.locked = False
             self.captured, self.forward = None, self.compiled.bind()
+
+
+def cuts_attention(config: CompilationConfig) -> bool:
+    """Whether ``config`` leaves attention between the pieces: level 3, and an attention among the splitting
+    operators (None: the default ones, which are attention)."""
+    ops = config.splitting_ops
+    return config.level is CompilationLevel.PIECEWISE and (
+        ops is None or any("attention" in op for op in ops)
+    )
 
 
 @contextmanager

@@ -93,6 +93,8 @@ class InputBatch:
         self._table = PersistentBuffers({"block_table": ((max_reqs, width), torch.int32)}, device)
         self._rows: list[tuple[list[int], int]] = [([], 0)] * max_reqs  # whose blocks stand in a row
         self._steps = np.arange(max_tokens, dtype=np.int64)
+        self._decode_of = (0, 0)  # requests and padded tokens of the last step, if it was a decode step
+        self._fronts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -103,6 +105,19 @@ class InputBatch:
     def positions(self) -> torch.Tensor:
         """(max_tokens,) int64, each token's place in its request."""
         return self._buffers.tensors["positions"]
+
+    def front(self, num_tokens: int, keep: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(input_ids, positions)`` of the first ``num_tokens`` tokens: a model's arguments.
+
+        With ``keep``, and for sizes that were once asked for so, the same two tensors each time: who compares objects
+        need not look at addresses and shapes.
+        """
+        found = self._fronts.get(num_tokens)
+        if found is None:
+            found = self.input_ids[:num_tokens], self.positions[:num_tokens]
+            if keep:
+                self._fronts[num_tokens] = found
+        return found
 
     def last_token_rows(self, num_reqs: int) -> torch.Tensor:
         """(num_reqs,) int64: the row of each request's last token in the stream."""
@@ -117,6 +132,9 @@ class InputBatch:
         Raises:
             ServingError: a request has fewer blocks than its tokens need.
         """
+        if decode_only:
+            return self._fill_decode(batch, num_padded)
+        self._decode_of = (0, 0)
         num_reqs = len(batch)
         counts = np.fromiter((each.num_tokens for each in batch), np.int64, num_reqs)
         computed = np.fromiter((each.request.num_computed for each in batch), np.int64, num_reqs)
@@ -136,6 +154,32 @@ class InputBatch:
         self._buffers.send()
         return self._metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
 
+    def _fill_decode(self, batch: Sequence[Scheduled], num_padded: int) -> AttentionMetadata:
+        """:meth:`fill` where each request has one token: row i is request i, so much of it is the last step's already.
+
+        A decode step's inputs stand between the batch and the first replay, so they are worth a way of their own.
+        """
+        count, steps, host = len(batch), self._steps, self._buffers.host
+        positions = np.fromiter([request.num_computed for request, _ in batch], np.int64, count)
+        lengths = positions + 1
+        self._fill_block_table(batch, lengths)
+        inside = positions // self.block_size
+        slots = self._table.host["block_table"][steps[:count], inside] * np.int64(self.block_size)
+        slots += positions - inside * self.block_size
+        host["input_ids"][:count] = [request.token_ids[request.num_computed] for request, _ in batch]
+        host["positions"][:count] = positions
+        host["slot_mapping"][:count] = slots
+        host["seq_lens"][:count] = lengths
+        if self._decode_of != (count, num_padded):
+            self._put("input_ids", host["input_ids"][:count], count, num_padded, 0)
+            self._put("positions", positions, count, num_padded, 0)
+            self._put("slot_mapping", slots, count, num_padded, -1)
+            self._put("token_to_req", steps[:count], count, num_padded, 0)
+            self._put_requests(steps[:count] + 1, lengths)
+            self._decode_of = (count, num_padded)
+        self._buffers.send()
+        return self._metadata(count, count, 1, int(lengths.max()), True)
+
     def fill_dummy(self, num_tokens: int, decode_only: bool) -> AttentionMetadata:
         """Inputs for tracing, warming up and recording at ``num_tokens``: valid everywhere, real nowhere.
 
@@ -145,6 +189,7 @@ class InputBatch:
         """
         if self.device.type == "cuda":  # no result is read here, which would say that the last copy is done
             torch.cuda.synchronize(self.device)
+        self._decode_of = (0, 0)
         num_reqs = num_tokens if decode_only else min(num_tokens, self.max_reqs)
         share = -(-num_tokens // num_reqs)
         num_reqs = -(-num_tokens // share)

@@ -3,8 +3,9 @@
 Re-implements, small, the model of "Llama 2" and "The Llama 3 Herd of Models" (Touvron et al. 2023,
 arXiv:2307.09288; Grattafiori et al. 2024, arXiv:2407.21783): RMSNorm (Zhang and Sennrich 2019),
 rotary positions (Su et al. 2021) with Llama 3's scaling, grouped-query attention (Ainslie et al.
-2023) and SwiGLU (Shazeer 2020). Parameters are named as in ``transformers``, so that weights load
-by name. It is the ``LlamaModel`` of the article's "模型侧的接入点：support_torch_compile 装饰器"
+2023) and SwiGLU (Shazeer 2020). A state dict has the names of ``transformers``, so that weights load
+by name; what reads the same input is multiplied as one (:mod:`cgkit.serving.merged`). It is the
+``LlamaModel`` of the article's "模型侧的接入点：support_torch_compile 装饰器"
 (the model's side: the decorator).
 
 Two things differ from a training model, and both are what makes the pipeline possible:
@@ -30,6 +31,7 @@ from torch import nn
 from cgkit.errors import ServingError
 from cgkit.kernels.custom_op import RMSNorm, Rotary, SiluAndMul
 from cgkit.serving.attention import attention
+from cgkit.serving.merged import MergedProjections
 
 
 @dataclass(frozen=True)
@@ -214,46 +216,52 @@ class LlamaRotaryEmbedding(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(MergedProjections):
     """Projections and rotary positions around the one splitting operator.
 
-    q, k and v are three projections, as in a checkpoint of ``transformers``.
+    q, k and v are one product, and the heads of q and k are turned by one kernel. What leaves the piece are views: q
+    and k of the turned heads, v of the product.
     """
 
     def __init__(self, config: LlamaConfig, layer_name: str) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.layer_name = layer_name
-        width = config.num_attention_heads * config.head_dim
-        kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        #: Query heads, key heads, value heads.
+        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        rows = [count * config.head_dim for count in self.heads]
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(rows), bias=False)
+        self.o_proj = nn.Linear(rows[0], config.hidden_size, bias=False)
         self.rotate = Rotary()
+        self.merge("qkv_proj", dict(zip(("q_proj", "k_proj", "v_proj"), rows)))
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # (tokens, heads, head_dim)
-        key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # (tokens, kv_heads, head_dim)
-        value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
+        return self.o_proj(self.mixed(self.qkv_proj(hidden), cos, sin))
+
+    def mixed(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Attention over the heads in ``qkv`` (tokens, all heads' width) -> (tokens, query heads' width)."""
+        queries, keys, _ = self.heads
+        heads = qkv.unflatten(-1, (-1, self.head_dim))  # (tokens, queries + keys + values, head_dim)
+        turned = self.rotate(heads[:, : queries + keys], cos, sin)
+        query, key, value = turned[:, :queries], turned[:, queries:], heads[:, queries + keys :]
         # The layer's name is a constant in the graph, but only the attention's own piece holds
         # it, so that the pieces between stay equal to one another and are compiled once.
-        mixed = attention(self.rotate(query, cos, sin), self.rotate(key, cos, sin), value, self.layer_name)
-        return self.o_proj(mixed.flatten(1))
+        return attention(query, key, value, self.layer_name).flatten(1)
 
 
-class LlamaMLP(nn.Module):
-    """SwiGLU."""
+class LlamaMLP(MergedProjections):
+    """SwiGLU; gate and up are one product."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        width = config.intermediate_size
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * width, bias=False)
+        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
         self.act = SiluAndMul()
+        self.merge("gate_up_proj", {"gate_proj": width, "up_proj": width})
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_proj(hidden), self.up_proj(hidden)))
+        return self.down_proj(self.act(self.gate_up_proj(hidden)))
 
 
 def add(hidden: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -301,7 +309,7 @@ class LlamaModel(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model; its names are those of ``transformers``' ``LlamaForCausalLM``.
+    """The whole model; its state dict has the names of ``transformers``' ``LlamaForCausalLM``.
 
     ``forward`` is what gets traced, split, compiled and recorded: it ends at the final norm. The
     output projection (:meth:`compute_logits`) stands outside of the graph, as in vLLM, for two

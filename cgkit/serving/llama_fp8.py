@@ -4,13 +4,17 @@ W8A8 as in "FP8-LM" and the FP8 checkpoints of vLLM: weights quantised once, act
 (``torch._scaled_mm``), by a scale that was calibrated (``"static"``) or by one for each token (``"per_token"``). What
 a step then does between two products is norm or activation, then quantisation; that is what is fused.
 
-Embedding, norms, attention and the output projection keep the model's type. q, k and v share their input's scale,
-as gate and up do: their input is quantised once.
+Embedding, norms, attention and the output projection keep the model's type. q, k and v are one product, as gate and
+up are: their input is quantised once. With static scales the merged weight has one scale, that of its largest part:
+``_scaled_mm`` takes one for the whole tensor. It costs the smaller parts little, because FP8 is a floating format:
+a scale that is too large by 8 moves a weight by three of its exponents and leaves its mantissa, and only what falls
+below 2**-6 of FP8 (a 28,000th of the largest weight) is rounded more coarsely. By row, each row keeps its own.
 """
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +25,6 @@ from cgkit.errors import ServingError
 from cgkit.forward_context import set_forward_context
 from cgkit.kernels.custom_op import CustomOp, DynamicQuant, StaticQuant
 from cgkit.kernels.fused_torch import FP8, FP8_MAX, LEAST_SCALE
-from cgkit.serving.attention import attention
 from cgkit.serving.llama import Llama, LlamaAttention, LlamaMLP
 
 SCHEMES = ("static", "per_token")
@@ -53,20 +56,20 @@ class Fp8Attention(LlamaAttention):
 
     def __init__(self, source: LlamaAttention, scheme: str) -> None:
         nn.Module.__init__(self)
-        self.head_dim, self.layer_name, self.rotate = source.head_dim, source.layer_name, source.rotate
+        self.head_dim, self.layer_name, self.heads = source.head_dim, source.layer_name, source.heads
         self.input_quant, self.output_quant = _quantiser(scheme), _quantiser(scheme)
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, Fp8Linear(getattr(source, name), scheme))
+        self.qkv_proj = Fp8Linear(source.qkv_proj, scheme)  # type: ignore[assignment]
+        self.o_proj = Fp8Linear(source.o_proj, scheme)  # type: ignore[assignment]
+        self.rotate = source.rotate
+        rows = [count * self.head_dim for count in self.heads]
+        self.merge("qkv_proj", dict(zip(("q_proj", "k_proj", "v_proj"), rows)))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         dtype = hidden.dtype
         quantised, scale = self.input_quant(hidden)
-        query = self.q_proj(quantised, scale, dtype).unflatten(-1, (-1, self.head_dim))
-        key = self.k_proj(quantised, scale, dtype).unflatten(-1, (-1, self.head_dim))
-        value = self.v_proj(quantised, scale, dtype).unflatten(-1, (-1, self.head_dim))
-        mixed = attention(self.rotate(query, cos, sin), self.rotate(key, cos, sin), value, self.layer_name)
-        quantised, scale = self.output_quant(mixed.flatten(1))
+        mixed = self.mixed(self.qkv_proj(quantised, scale, dtype), cos, sin)
+        quantised, scale = self.output_quant(mixed)
         return self.o_proj(quantised, scale, dtype)
 
 
@@ -77,15 +80,16 @@ class Fp8MLP(LlamaMLP):
         nn.Module.__init__(self)
         self.act = source.act
         self.input_quant, self.output_quant = _quantiser(scheme), _quantiser(scheme)
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            setattr(self, name, Fp8Linear(getattr(source, name), scheme))
+        self.gate_up_proj = Fp8Linear(source.gate_up_proj, scheme)  # type: ignore[assignment]
+        self.down_proj = Fp8Linear(source.down_proj, scheme)  # type: ignore[assignment]
+        width = source.down_proj.in_features
+        self.merge("gate_up_proj", {"gate_proj": width, "up_proj": width})
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         dtype = hidden.dtype
         quantised, scale = self.input_quant(hidden)
-        gate, up = self.gate_proj(quantised, scale, dtype), self.up_proj(quantised, scale, dtype)
-        quantised, scale = self.output_quant(self.act(gate, up))
+        quantised, scale = self.output_quant(self.act(self.gate_up_proj(quantised, scale, dtype)))
         return self.down_proj(quantised, scale, dtype)
 
 
@@ -126,17 +130,17 @@ def _calibrate(model: Llama, quantised: Llama, tokens: Tensor | None) -> None:
     new_layers: Any = quantised.model.layers
     for layer, new in zip(old_layers, new_layers):
         pairs = [
-            (layer.self_attn.q_proj, new.self_attn.input_quant, 0),
-            (layer.self_attn.v_proj, new.self_attn.output_quant, 1),
-            (layer.mlp.gate_proj, new.mlp.input_quant, 0),
-            (layer.mlp.down_proj, new.mlp.output_quant, 0),
+            (layer.self_attn.qkv_proj, new.self_attn.input_quant, _input),
+            (layer.self_attn.qkv_proj, new.self_attn.output_quant, partial(_value, layer.self_attn)),
+            (layer.mlp.gate_up_proj, new.mlp.input_quant, _input),
+            (layer.mlp.down_proj, new.mlp.output_quant, _input),
         ]
-        for linear, quant, side in pairs:
+        for linear, quant, of in pairs:
 
             def note(
-                module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, quant=quant, side=side
+                module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, quant=quant, of=of
             ) -> None:
-                largest[quant] = (output if side else inputs[0]).detach().abs().amax()
+                largest[quant] = of(inputs[0], output).detach().abs().amax()
 
             handles.append(linear.register_forward_hook(note))
     try:
@@ -147,6 +151,15 @@ def _calibrate(model: Llama, quantised: Llama, tokens: Tensor | None) -> None:
             handle.remove()
     for quant, value in largest.items():
         quant.scale = nn.Buffer((value.to(torch.float32) / FP8_MAX).clamp(min=LEAST_SCALE))
+
+
+def _input(given: Tensor, product: Tensor) -> Tensor:
+    return given
+
+
+def _value(attention: LlamaAttention, given: Tensor, product: Tensor) -> Tensor:
+    """The columns of v in the product of q, k and v."""
+    return product[:, -attention.heads[2] * attention.head_dim :]
 
 
 def _quantiser(scheme: str) -> CustomOp:

@@ -18,15 +18,15 @@ from typing import Any, Self
 import torch
 
 from cgkit import events, marks
-from cgkit.config import CompilationConfig
+from cgkit.config import AttentionCGSupport, CompilationConfig
 from cgkit.errors import ServingError
 from cgkit.forward_context import set_forward_context
-from cgkit.serving.executor import Executor
+from cgkit.serving.executor import ATTENTION_SUPPORT, Executor
 from cgkit.serving.input_batch import InputBatch
 from cgkit.serving.kv_cache import PagedKVCache, blocks_needed
-from cgkit.serving.llama import Llama
 from cgkit.serving.request import Completion, Request, Scheduled, StepOutput
 from cgkit.serving.sampling import GREEDY, SamplingParams, sample
+from cgkit.serving.weights import ServedModel
 
 Prompt = str | Sequence[int]
 
@@ -64,14 +64,17 @@ class Runner:
             what ``config`` says, else ``max_model_len`` or the largest recorded size. At least
             ``max_num_seqs``.
         kv_cache_tokens: room in the KV cache; None: every request at its longest, at most 1 GiB.
+        attention_support: for which batches attention may stand in a graph. Ours for any; less shows what
+            becomes of a mode then (:func:`cgkit.capturing.modes.resolve_cudagraph_mode`).
 
     Raises:
         ServingError: the numbers do not fit one another or the model.
+        ConfigError: the graph mode is one that ``attention_support`` rules out.
     """
 
     def __init__(
         self,
-        model: Llama,
+        model: ServedModel,
         tokenizer: Any = None,
         config: CompilationConfig | None = None,
         *,
@@ -80,6 +83,7 @@ class Runner:
         max_num_batched_tokens: int | None = None,
         block_size: int = 16,
         kv_cache_tokens: int | None = None,
+        attention_support: AttentionCGSupport = ATTENTION_SUPPORT,
     ) -> None:
         config = config or CompilationConfig()
         weight = model.lm_head.weight
@@ -100,7 +104,7 @@ class Runner:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=None if given is None else _at_least_1("max_num_batched_tokens", given),
         )
-        self.executor = Executor(model, self.config)
+        self.executor = Executor(model, self.config, attention_support)
         most = max(self.max_model_len, self.executor.largest_size) if given is None else given
         self.max_num_batched_tokens = max(most, self.max_num_seqs)
         self.kv_cache = self._make_kv_cache(block_size, kv_cache_tokens)
@@ -169,7 +173,7 @@ class Runner:
         # A recorded graph froze its attention's path; beside graphs the batch itself decides.
         metadata = self.inputs.fill(batch, padded, decode_only=uniform)
         with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-            hidden = self.executor.forward(self.inputs.input_ids[:padded], self.inputs.positions[:padded])
+            hidden = self.executor.forward(*self.inputs.front(padded))
         tokens = self._next_tokens(hidden, batch, uniform)
         kind, seconds = "decode" if uniform else "prefill", time.perf_counter() - started
         if events.has_readers(events.StepRan):

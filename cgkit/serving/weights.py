@@ -19,9 +19,14 @@ from torch import nn
 from cgkit.errors import ServingError
 from cgkit.serving.gguf_files import bundled_smollm2, read_gguf
 from cgkit.serving.llama import PRESETS, Llama, LlamaConfig
+from cgkit.serving.opt import OPT, OPT_PRESETS, OPTConfig, random_opt
 from cgkit.serving.tokenizer import ByteTokenizer, load_tokenizer, need
 
 logger = logging.getLogger(__name__)
+
+#: What a runner serves: ``forward`` up to the last norm, ``compute_logits``, ``config``, ``attention_layers``.
+ServedModel = Llama | OPT
+Shape = LlamaConfig | OPTConfig
 
 SMOLLM2 = "smollm2-135m-instruct"
 _CONVERTER = "1"  # raise it when a conversion gives other files: old ones are then not found
@@ -79,8 +84,9 @@ def build_model(
 ) -> Llama:
     """A :class:`Llama` that holds ``weights`` (by the names of ``transformers``), ready to serve.
 
-    Tensors that already have the type and lie on the device are used as they are, not copied. The
-    rotary frequencies stay float32.
+    Tensors that already have the type and lie on the device are used as they are, not copied; of those that are
+    multiplied as one (q, k, v; gate, up) only if they lie one after the other, as :func:`random_weights` draws them.
+    The rotary frequencies stay float32.
 
     Raises:
         ServingError: a name is missing or too much, or a shape differs.
@@ -119,19 +125,41 @@ def random_weights(
     """
     drawn_on = "cpu" if config.num_parameters < 2**27 else device
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in Llama(config).state_dict().items()}
+        model = Llama(config).to(dtype)
     if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
+        del model.lm_head
     generator = torch.Generator(drawn_on).manual_seed(seed)
-    weights = {}
-    for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator, device=drawn_on)
+    # Allocated as the model multiplies them, so that it can take them as they are; drawn part by part.
+    weights = dict(model.to_empty(device=device).state_dict())
+    for name, weight in weights.items():
+        drawn = torch.randn(weight.shape, generator=generator, device=drawn_on)
         if "norm" in name:
             drawn = 1 + 0.1 * drawn
         elif "embed_tokens" not in name:
-            drawn /= shape[-1] ** 0.5
-        weights[name] = drawn.to(device, dtype)
+            drawn /= weight.shape[-1] ** 0.5
+        weight.copy_(drawn)
     return weights
+
+
+def named_shape(name: str, layers: int | None = None) -> Shape:
+    """The shape ``name`` of either family, with another number of layers if that is given.
+
+    Raises:
+        ServingError: there is no such shape.
+    """
+    shapes: dict[str, Shape] = {**PRESETS, **OPT_PRESETS}
+    if name not in shapes:
+        raise ServingError(f"there is no shape {name!r}; use one of {', '.join(sorted(shapes))}")
+    return shapes[name].scaled(num_hidden_layers=layers) if layers else shapes[name]
+
+
+def random_model(
+    config: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
+) -> ServedModel:
+    """A model of either family with random weights, ready to serve."""
+    if isinstance(config, OPTConfig):
+        return random_opt(config, dtype, device, seed)
+    return build_model(config, random_weights(config, dtype, device, seed), dtype=dtype, device=device)
 
 
 def read_folder(folder: Path) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:

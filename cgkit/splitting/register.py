@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import threading
 import typing
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch.library import Library, infer_schema
 
 from cgkit.errors import SplitError
+from cgkit.splitting.prepare import Prepare
 from cgkit.torch_hooks import OpOverload, destroy_library, register_fake_in
 
 
@@ -34,6 +36,8 @@ class RegisteredOp:
     overload: OpOverload
     #: Parameters (text) by which the operator looks something up, and does nothing else with them.
     lookup_args: tuple[str, ...] = ()
+    #: Gives a launch with everything in its place, for replay plans (:mod:`cgkit.splitting.prepare`).
+    prepare: Prepare | None = None
 
 
 class DirectCall:
@@ -42,13 +46,24 @@ class DirectCall:
     The dispatcher costs 4 to 5 us of host time a call, which between replayed pieces is as much as a
     replay. An operator of :func:`register_op` has one Python function for every device, runs without
     gradients and declares what it writes, so nothing is left for the dispatcher to decide. ``call`` follows
-    when the operator is registered again.
+    when the operator is registered again; who has bound the function itself is told (:meth:`tell`).
     """
 
-    __slots__ = ("call",)
+    __slots__ = ("_bound_by", "call")
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
+        self._bound_by: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tell(self, holder: Any) -> None:
+        """From now on ``holder.operator_changed()`` is called when ``call`` is replaced."""
+        self._bound_by.add(holder)
+
+    def replace(self, call: Callable[..., Any]) -> None:
+        """Sets ``call``, and tells those who bound the old one (or a launch that was prepared for it)."""
+        self.call = call
+        for holder in list(self._bound_by):
+            holder.operator_changed()
 
 
 @dataclass
@@ -79,6 +94,7 @@ def register_op(
     dispatch_key: str = "CompositeExplicitAutograd",
     namespace: str = "cgkit",
     lookup_args: Sequence[str] = (),
+    prepare: Prepare | None = None,
 ) -> OpOverload:
     """Makes ``op_func`` the operator ``torch.ops.<namespace>.<op_name>``.
 
@@ -98,6 +114,8 @@ def register_op(
         lookup_args: parameters of type ``str`` by which ``op_func`` looks something up and does nothing else
             (a layer's name): pieces that differ in them alone share one compilation. ``fake_impl`` must not
             depend on them.
+        prepare: does once, for all steps of a replay plan, what ``op_func`` would do at each; see
+            :mod:`cgkit.splitting.prepare`. None: a plan calls ``op_func`` with its arguments in place.
 
     Returns:
         The operator, to be called directly (``torch.ops.ns.name`` finds it too).
@@ -142,10 +160,10 @@ def register_op(
             raise
         overload = getattr(getattr(torch.ops, namespace), op_name).default
         op = RegisteredOp(
-            name, op_func, tuple(mutates_args), schema, dispatch_key, overload, tuple(lookup_args)
+            name, op_func, tuple(mutates_args), schema, dispatch_key, overload, tuple(lookup_args), prepare
         )
         direct = old.direct if old else DirectCall(op_func)
-        direct.call = op_func if dispatch_key == _EVERY_DEVICE else overload
+        direct.replace(op_func if dispatch_key == _EVERY_DEVICE else overload)
         _entries[name] = _Entry(op, fake_impl, definition, implementation, direct)
         return overload
 
@@ -193,7 +211,7 @@ def _forget(name: str) -> None:
     entry = _entries.pop(name)
     destroy_library(entry.implementation)
     destroy_library(entry.definition)
-    entry.direct.call = entry.op.overload  # which is gone, and says so
+    entry.direct.replace(entry.op.overload)  # which is gone, and says so
 
 
 def _check_lookup_args(name: str, op_func: Callable[..., Any], lookup_args: Sequence[str]) -> None:

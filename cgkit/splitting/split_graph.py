@@ -17,7 +17,7 @@ from cgkit.splitting.matching import splitting_nodes
 from cgkit.splitting.node_lines import NodeLine, node_lines
 from cgkit.splitting.normalise import normalised_copy
 from cgkit.splitting.pieces import Piece, build_pieces
-from cgkit.splitting.stitch import Stitching
+from cgkit.splitting.stitch import Stitching, StitchingCode
 from cgkit.splitting.values import fake_value
 
 if TYPE_CHECKING:
@@ -43,6 +43,13 @@ def split_graph(
     ``fx.passes.split_module`` as there: what crosses a cut, and in which order, is fixed here, and
     sizes, allocations and neighbouring splitting operators are treated as vLLM does today (PR #37395).
     """
+    split = cut(graph, splitting_ops)
+    emit(GraphSplit(split.model_name, len(split.pieces), split.num_capturable, split.seconds))
+    return split
+
+
+def cut(graph: TracedGraph | fx.GraphModule, splitting_ops: Sequence[str] | None = None) -> SplitGraph:
+    """:func:`split_graph` without the event: for a graph that is only made again to be looked at."""
     start = time.perf_counter()
     bare = isinstance(graph, fx.GraphModule)
     original: fx.GraphModule = graph if bare else graph.graph_module  # type: ignore[union-attr,assignment]
@@ -50,7 +57,7 @@ def split_graph(
     names, nodes = splitting_nodes(graph_module.graph, splitting_ops)
     assignment = assign(graph_module.graph, nodes, symbols.values())
     pieces = build_pieces(graph_module, assignment, symbols)
-    split = SplitGraph(
+    return SplitGraph(
         traced=None if bare else graph,  # type: ignore[arg-type]
         graph_module=graph_module,
         assignment=assignment,
@@ -58,8 +65,6 @@ def split_graph(
         splitting_ops=names,
         seconds=time.perf_counter() - start,
     )
-    emit(GraphSplit(split.model_name, len(pieces), split.num_capturable, split.seconds))
-    return split
 
 
 class SplitGraph(Shown):
@@ -70,6 +75,7 @@ class SplitGraph(Shown):
         graph_module: the whole graph with sizes decomposed (a copy); the pieces hold its nodes.
         pieces: all pieces in order; run one after the other they are the graph.
         splitting_ops: the operators that were cut at, as ``ns::name[.overload]``.
+        assignment: which node of ``graph_module`` belongs to which piece.
         inputs: the names of the graph's inputs, in order.
         example_inputs: an example of each (fake tensors, SymInts); None if the graph brought none.
         model_name: the traced model's class, or the fx graph's.
@@ -94,8 +100,8 @@ class SplitGraph(Shown):
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.inputs = [node.name for node in placeholders]
         self.example_inputs: list[Any] | None = _examples(traced, placeholders)
-        self._assignment = assignment
-        self._stitchings: dict[bool, Stitching] = {}
+        self.assignment = assignment
+        self._stitchings: dict[bool, StitchingCode] = {}
         self._default: Callable[..., Any] | None = None
         self._lines: dict[int, list[NodeLine]] = {}
 
@@ -181,7 +187,7 @@ class SplitGraph(Shown):
     def to_frame(self) -> pd.DataFrame:
         """One row a piece: ``piece``, ``kind``, ``nodes``, ``inputs``, ``outputs``, ``operators``,
         ``content`` (equal for pieces whose nodes do the same)."""
-        return pieces_frame(self, [len(nodes) for nodes in self._assignment.pieces])
+        return pieces_frame(self, [len(nodes) for nodes in self.assignment.pieces])
 
     def edges_frame(self) -> pd.DataFrame:
         """One row a value and piece that takes it: ``value``, ``from_piece`` ("" for an input of the
@@ -221,9 +227,13 @@ class SplitGraph(Shown):
         rows = [f"  {piece!r}" if piece else f"  ... {len(self.pieces) - 9} more" for piece in shown]
         return "\n".join([head, *rows])
 
-    def _stitching(self, inline: bool) -> Stitching:
+    def stitching(self, inline: bool = True) -> StitchingCode:
+        """The generated code that :meth:`stitch` compiles."""
+        return self._stitching(inline)
+
+    def _stitching(self, inline: bool) -> StitchingCode:
         if inline not in self._stitchings:
-            self._stitchings[inline] = Stitching(self.graph_module, self._assignment, self.pieces, inline)
+            self._stitchings[inline] = Stitching(self.graph_module, self.assignment, self.pieces, inline)
         return self._stitchings[inline]
 
 

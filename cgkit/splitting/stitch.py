@@ -33,27 +33,29 @@ from cgkit.torch_hooks import operator_of
 _serial = itertools.count()
 
 
-class Stitching:
-    """The generated source of one split graph, and what its free names mean.
+class StitchingCode:
+    """The source of a stitching function, and what its free names mean.
 
     ``source`` defines ``execute(*graph inputs)``; ``constants`` are its globals, apart from the
-    callables of the pieces, which :meth:`compile` adds.
+    callables of the pieces, which :meth:`compile` adds under ``callable_names``.
     """
 
     def __init__(
-        self, graph_module: fx.GraphModule, assignment: Assignment, pieces: Sequence[Piece], inline: bool
+        self,
+        pieces: Sequence[Piece],
+        inline: bool,
+        source: str = "",
+        constants: dict[str, Any] | None = None,
+        callable_names: Sequence[str] = (),
+        marked: tuple[str, dict[str, int]] | None = None,
     ) -> None:
-        self.graph_module = graph_module
+        """``marked``: the source with ranges, and the number of the piece by the ranges' free names."""
         self.pieces = pieces
         self.inline = inline
-        self.constants: dict[str, Any] = {}
-        self._assignment = assignment
-        self._graph = graph_module.graph
-        self._taken = {"execute", *keyword.kwlist, *(node.name for node in self._graph.nodes)}
-        self._constant_names: dict[int, str] = {}
-        self._callable_names = [self._free_name(piece.name) for piece in pieces]
-        self.source = self._write()
-        self._marked: tuple[str, dict[str, Piece]] | None = None
+        self.source = source
+        self.constants: dict[str, Any] = constants or {}
+        self.callable_names = list(callable_names)
+        self._marked = marked
 
     def compile(self, callables: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
         """The function, with ``callables`` for the pieces that it calls, in order."""
@@ -65,7 +67,7 @@ class Stitching:
                 + (" (inline_splitting=False takes one for each piece)" if self.inline else "")
             )
         names = dict(self.constants)
-        names.update((self._callable_names[p.index], function) for p, function in zip(called, callables))
+        names.update((self.callable_names[p.index], function) for p, function in zip(called, callables))
         filename = f"<cgkit stitching {next(_serial)}>"
         exec(compile(self.source, filename, "exec"), names)  # the source is ours, from the graph
         function = names["execute"]
@@ -76,11 +78,32 @@ class Stitching:
         marks.register(markable)
         return function
 
-    def marked_source(self) -> tuple[str, dict[str, Piece]]:
-        """The source with a range around each splitting piece, and the pieces by the ranges' free names."""
+    def marked_source(self) -> tuple[str, dict[str, int]]:
+        """The source with a range around each splitting piece, and the pieces' numbers by the ranges' free names."""
+        assert self._marked is not None
+        return self._marked
+
+
+class Stitching(StitchingCode):
+    """The stitching of a split graph, written from it."""
+
+    def __init__(
+        self, graph_module: fx.GraphModule, assignment: Assignment, pieces: Sequence[Piece], inline: bool
+    ) -> None:
+        super().__init__(pieces, inline)
+        self.graph_module = graph_module
+        self._assignment = assignment
+        self._graph = graph_module.graph
+        self._taken = {"execute", *keyword.kwlist, *(node.name for node in self._graph.nodes)}
+        self._constant_names: dict[int, str] = {}
+        self.callable_names = [self._free_name(piece.name) for piece in pieces]
+        self.source = self._write()
+
+    def marked_source(self) -> tuple[str, dict[str, int]]:
+        """See :meth:`StitchingCode.marked_source`; written when it is first asked for."""
         if self._marked is None:
             names = {piece.index: self._free_name(f"mark_{piece.index}") for piece in self.pieces}
-            by_name = {names[piece.index]: piece for piece in self.pieces if piece.is_splitting}
+            by_name = {names[piece.index]: piece.index for piece in self.pieces if piece.is_splitting}
             self._marked = self._write(names), by_name
         return self._marked
 
@@ -123,7 +146,7 @@ class Stitching:
     def _piece_lines(self, piece: Piece) -> list[str]:
         if self.inline and piece.is_splitting:
             return self._inline_lines(piece)
-        call = f"{self._callable_names[piece.index]}({', '.join(piece.input_names)})"
+        call = f"{self.callable_names[piece.index]}({', '.join(piece.input_names)})"
         names = piece.output_names
         return [f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}" if names else call]
 
@@ -231,7 +254,7 @@ class Stitching:
 class _MarkableStitching:
     """Lets a generated function be marked: its code object is swapped for that of the marked source."""
 
-    def __init__(self, function: FunctionType, stitching: Stitching) -> None:
+    def __init__(self, function: FunctionType, stitching: StitchingCode) -> None:
         self._function = weakref.ref(function)
         self._stitching = stitching
         self._marked_code: CodeType | None = None
@@ -246,7 +269,8 @@ class _MarkableStitching:
         if self._marked_code is None:
             module = compile(source, plain.co_filename, "exec")
             self._marked_code = next(c for c in module.co_consts if isinstance(c, CodeType))
-        for name, piece in pieces.items():
+        for name, index in pieces.items():
+            piece = self._stitching.pieces[index]
             stage = "attention" if any("attention" in op for op in piece.ops) else "splitting"
             function.__globals__[name] = marker.block(stage, piece.name)
         undo.callback(setattr, function, "__code__", plain)

@@ -34,6 +34,7 @@ from cgkit.torch_hooks.dynamo import (
     traced_code,
     tracing_context,
 )
+from cgkit.torch_hooks.dynamo_state import MODULE_DICTS, fake_implementation, operator_schema, trace_state
 from cgkit.torch_hooks.fakes import (
     data_dependence_errors,
     fake_mode_of,
@@ -75,6 +76,7 @@ from cgkit.torch_hooks.inductor_patches import (
     load_from_graph_cache,
     put_graph_cache_files,
 )
+from cgkit.torch_hooks.launches import LaunchStream, fixed_launch
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -121,9 +123,11 @@ from cgkit.torch_hooks.versions import RUN_ON, gone
 __all__ = [
     "COMPILED_FN_PREFIX",
     "INDUCTOR_PATCHES",
+    "MODULE_DICTS",
     "RUN_ON",
     "AlwaysHitShapeEnv",
     "HigherOrderOperator",
+    "LaunchStream",
     "OpOverload",
     "OpOverloadPacket",
     "SideEffect",
@@ -153,9 +157,11 @@ __all__ = [
     "dynamo_side_effects",
     "end_failed_capture",
     "fake_example",
+    "fake_implementation",
     "fake_mode_of",
     "fake_tensor_mode",
     "find_cpp_compiler",
+    "fixed_launch",
     "forget_code",
     "free_symbol_names",
     "generated_code",
@@ -184,6 +190,7 @@ __all__ = [
     "new_fake_mode",
     "number_of_returns",
     "operator_of",
+    "operator_schema",
     "original_of_compiled",
     "placeholder_source",
     "plain_symbol_name",
@@ -210,6 +217,7 @@ __all__ = [
     "substitute_symbols",
     "symbol_facts",
     "symbolic_expression",
+    "trace_state",
     "traced_code",
     "tracing_context",
     "triton_direct_launch",

@@ -109,18 +109,29 @@ def _is_no_state(option: str) -> bool:
     return option in _NO_STATE or option.startswith("trace.") or option.endswith("remote_cache")
 
 
-def cpu_vector_isa() -> str:
+def cpu_vector_isa(known: str | None = None) -> str:
     """The vector instructions that Inductor's C++ is written for; "" where nothing can compile it.
+
+    Inductor finds out by compiling and loading a test in another process. ``known``: what it found on this very
+    machine before; then it only compares with what the processor lists, and tests where the two differ.
 
     Run on torch 2.13 (CPU).
     """
     if find_cpp_compiler() is None:
         return ""
     try:
-        from torch._inductor.cpu_vec_isa import pick_vec_isa
+        from torch._inductor import config, cpu_vec_isa
     except ImportError:
         raise gone("torch._inductor.cpu_vec_isa.pick_vec_isa") from None
-    return str(pick_vec_isa())
+    if known and hasattr(config.cpp, "vec_isa_ok") and config.cpp.vec_isa_ok is None:
+        clear = getattr(cpu_vec_isa.valid_vec_isa_list, "cache_clear", None)
+        if clear is not None and cpu_vec_isa.valid_vec_isa_list.cache_info().currsize == 0:
+            with config.patch({"cpp.vec_isa_ok": True}):
+                found = str(cpu_vec_isa.pick_vec_isa())
+            if found == known:
+                return found
+            clear()
+    return str(cpu_vec_isa.pick_vec_isa())
 
 
 @functools.cache

@@ -84,13 +84,16 @@ def written_arguments(traced: TracedGraph) -> frozenset[int]:
     Raises:
         TraceError: as :func:`find_buffer_writes`.
     """
+    if traced.written is not None:
+        return traced.written
     owners: dict[Any, str] = {}
     for graph_input, example in zip(traced.inputs, traced.example_inputs):
         if isinstance(example, torch.Tensor) and graph_input.kind == "argument":
             owners.setdefault(torch_hooks.storage_key(example), str(graph_input.index))
     watch = _WriteWatch(owners, every_operator=True)
     _run_watched(traced, watch)
-    return frozenset(int(write.name) for write in watch.found)
+    traced.written = frozenset(int(write.name) for write in watch.found)
+    return traced.written
 
 
 def article_check(code: CodeType) -> bool:

@@ -79,8 +79,7 @@ def _graph_inputs(traced: TracedGraph, args: tuple[Any, ...]) -> list[Any] | Non
 
 def _result(traced: TracedGraph, args: tuple[Any, ...]) -> str | None:
     """The model's result as an expression in ``out``, the graph's outputs."""
-    output = next(node for node in traced.graph_module.graph.nodes if node.op == "output")
-    outputs = [_Output() for _ in output.args[0]]
+    outputs = [_Output() for _ in range(traced.num_outputs)]
     try:
         return _expression(traced.bind(lambda *inputs: tuple(outputs))(*args), outputs)
     except Exception:  # the bytecode computes with what it got

@@ -73,7 +73,7 @@ def trace(
     name = type(model).__name__
     signature = signature_of(model.forward, args, kwargs)
     arguments = Arguments(name, signature, args, kwargs)
-    dims = _dims(model, arguments, dynamic_arg_dims)
+    dims = dims_of_call(model, arguments, dynamic_arg_dims)
     traced_args, traced_kwargs, enlarged = stand_ins(signature, args, kwargs, dims, torch_hooks.mark_dynamic)
 
     take = _GraphTaker(model, name)
@@ -114,7 +114,7 @@ def trace(
     return traced
 
 
-def _dims(
+def dims_of_call(
     model: nn.Module,
     arguments: Arguments,
     given: Mapping[str, int | Iterable[int] | Mapping[int, Any]] | None,
@@ -224,6 +224,8 @@ class _GraphTaker:
             dispatch=dispatch,
             arguments=arguments,
             side_effects=self.side_effects,
+            guards=tuple(self.guards),
+            codes=tuple(torch_hooks.traced_code(self.context)),
             wrapper=wrapper,
             executor=self.executor if dispatch == "guard_filter" else None,
         )

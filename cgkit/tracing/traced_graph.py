@@ -65,6 +65,9 @@ class TracedGraph(Shown):
         seconds: what the trace took.
         arguments: what later calls must have in common with the first.
         other_mode: says which mode (autocast, train/eval) is another one than at the trace, or "".
+        guards, codes: what Dynamo looked at, and the functions that it inlined: for the trace cache.
+        written: which inputs forward changes in place, once that was found out.
+        origin: what the trace cache had to say, in a sentence; "" where it was not asked.
     """
 
     model_name: str
@@ -85,7 +88,17 @@ class TracedGraph(Shown):
     wrapper: TorchCompileWrapperWithCustomDispatcher | None = field(default=None)
     executor: GuardFilterExecutor | None = field(default=None)
     other_mode: Callable[[], str] = field(default=lambda: "")
+    guards: tuple[tuple[str, str, Any], ...] = ()
+    codes: tuple[CodeType, ...] = ()
+    written: frozenset[int] | None = None
+    origin: str = ""
     _bound: Callable[..., Any] | None = field(default=None, init=False)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many values the graph returns."""
+        output = next(node for node in self.graph_module.graph.nodes if node.op == "output")
+        return len(output.args[0])
 
     def bind(self, execute: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
         """A callable like ``model.forward`` that runs ``execute`` in place of the graph.
@@ -221,8 +234,7 @@ class TracedGraph(Shown):
             kinds[graph_input.kind] = kinds.get(graph_input.kind, 0) + 1
         held = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
         lines = [
-            f"TracedGraph of {self.model_name}: {len(self.graph_module.graph.nodes)} nodes, "
-            f"{len(self.operators)} operators, traced in {self.seconds:.2f} s",
+            self._head(),
             f"  inputs: {len(self.inputs)} ({held})",
         ]
         for graph_input in self.inputs:
@@ -233,7 +245,15 @@ class TracedGraph(Shown):
             lines.append(f"  traced larger than called: {'; '.join(self.enlarged)}")
         if self.dropped_guards:
             lines.append(f"  assumed, and checked by nobody: {'; '.join(self.dropped_guards)}")
+        if self.origin:
+            lines.append(f"  trace cache: {self.origin}")
         return "\n".join(lines)
+
+    def _head(self) -> str:
+        return (
+            f"TracedGraph of {self.model_name}: {len(self.graph_module.graph.nodes)} nodes, "
+            f"{len(self.operators)} operators, traced in {self.seconds:.2f} s"
+        )
 
 
 def _role(node: fx.Node, kinds: dict[str, GraphInput]) -> str:

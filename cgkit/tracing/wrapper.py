@@ -16,10 +16,11 @@ guards are bypassed). Where it differs from the article (vLLM 0.10.1, ``compilat
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
@@ -45,7 +46,10 @@ class TorchCompileWrapperWithCustomDispatcher:
     Attributes:
         original_code_object: the code of this instance's own copy of ``forward``.
         compiled_codes: what Dynamo made of it, one entry a compilation.
-        compiled_callable: the plain ``torch.compile`` result, guards and all (unless skipped).
+        compiled_callable: the plain ``torch.compile`` result, guards and all (unless skipped); made when it is
+            first asked for.
+        foreign_globals: what the bytecode finds in the globals beside those of ``forward``, where another process
+            made it.
     """
 
     def __init__(
@@ -57,19 +61,30 @@ class TorchCompileWrapperWithCustomDispatcher:
         signature: inspect.Signature | None = None,
         passed: tuple[str, ...] | None = None,
     ) -> None:
-        function, self._owner = _function_of(model)
+        function, self._owner = function_of(model)
         signature = signature or inspect.signature(model.forward)
         self._function = _own_copy(function, self._owner is not None, signature, passed)
         self._local = threading.local()
         self.original_code_object: CodeType = self._function.__code__
         self.compiled_codes: list[CodeType] = []
-        options: dict[str, Any] | None = (
+        self.foreign_globals: dict[str, Any] = {}
+        self._backend = backend
+        self._options: dict[str, Any] | None = (
             {"guard_filter_fn": torch_hooks.drop_all_guards} if skip_guards else None
         )
+
+    @functools.cached_property
+    def compiled_callable(self) -> Callable[..., Any]:
+        """What ``torch.compile`` makes of this instance's copy of ``forward``."""
         target = self._function if self._owner is None else types.MethodType(self._function, self._owner)
-        self.compiled_callable = torch.compile(
-            target, backend=backend, fullgraph=True, dynamic=False, options=options
+        return torch.compile(
+            target, backend=self._backend, fullgraph=True, dynamic=False, options=self._options
         )
+
+    def globals_of(self, index: int) -> dict[str, Any]:
+        """The globals that compilation ``index`` names and that exist, by name."""
+        known = self._function.__globals__
+        return {name: known[name] for name in _global_names(self.compiled_codes[index]) if name in known}
 
     @property
     def self_name(self) -> str:
@@ -138,7 +153,7 @@ class TorchCompileWrapperWithCustomDispatcher:
             raise TraceError(
                 f"no compilation {index}: {len(self.compiled_codes)} were made; call the model first"
             )
-        bound = unguarded(self.compiled_codes[index], self._function, execute)
+        bound = unguarded(self.compiled_codes[index], self._function, execute, self.foreign_globals)
         return bound if self._owner is None else types.MethodType(bound, self._owner)
 
     def forget(self) -> None:
@@ -146,15 +161,20 @@ class TorchCompileWrapperWithCustomDispatcher:
         torch_hooks.forget_code(self.original_code_object)
 
 
-def unguarded(code: CodeType, original: FunctionType, execute: Callable[..., Any] | None) -> FunctionType:
+def unguarded(
+    code: CodeType,
+    original: FunctionType,
+    execute: Callable[..., Any] | None,
+    foreign: Mapping[str, Any] | None = None,
+) -> FunctionType:
     """Dynamo's bytecode as a plain function, which no guard stands before.
 
     Dynamo keeps arguments, cells and free variables of a code object as they were, so the closure of
     the original fits. The globals that the bytecode names are copied: Dynamo removes its own from the
-    module when it is reset.
+    module when it is reset. ``foreign`` are globals that Dynamo put there in another process.
     """
     names = _global_names(code)
-    known = original.__globals__
+    known = {**original.__globals__, **foreign} if foreign else original.__globals__
     scope = {name: torch_hooks.lean_global(known[name]) for name in names if name in known}
     scope["__builtins__"] = original.__globals__.get("__builtins__", __builtins__)
     scope["__name__"] = original.__globals__.get("__name__", __name__)
@@ -187,7 +207,7 @@ def _global_names(code: CodeType) -> set[str]:
     return names
 
 
-def _function_of(model: Any) -> tuple[Callable[..., Any], Any]:
+def function_of(model: Any) -> tuple[Callable[..., Any], Any]:
     """``forward`` as a function and the object that it is bound to (None if it is bound to none)."""
     forward = torch_hooks.original_of_compiled(model.forward)
     if isinstance(forward, types.MethodType):

@@ -3,6 +3,8 @@ process of its own, because TRITON_INTERPRET counts only if it is set before Tri
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import triton
@@ -89,3 +91,32 @@ def test_padding_is_written_nowhere() -> None:
     case.key_cache[0] = case.expected_key_cache[0] = 7.0  # also not into the null block
     paged_attention_decode(*arguments(case))
     assert_caches(case)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("tile", [32, 128])
+def test_a_candidate_of_the_benchmark_is_launched_as_it_says(monkeypatch, splits: int, tile: int) -> None:
+    from cgkit.kernels.bench import Spy
+    from cgkit.measuring.bench_kernels import Candidate, _attend_as, _Setting
+
+    module = importlib.import_module(
+        "cgkit.kernels.paged_attention"
+    )  # a function of the package hides its name
+    monkeypatch.setattr(module, "_use_triton", lambda *args: True)
+    usual = dict(vars(triton_decode))
+    case = make_case([1, 1], [300, 65], kv_heads=1, group=2)
+    candidate = Candidate(tile, splits, num_warps=2, num_stages=3)
+    setting = _Setting(candidate)
+    assert setting.launch.options == {"num_warps": 2, "num_stages": 3}
+    for _ in range(2):
+        _attend_as(setting, arguments(case))
+        assert_right(case)
+    spy = Spy()
+    _attend_as(_Setting(candidate, launch=spy), arguments(case))
+    grid, tensors, numbers, constants = spy.seen
+    assert grid == (2, 1, splits) and numbers == () and {tile, splits} <= set(constants)
+    names = triton_decode._decode_kernel.arg_names
+    assert dict(zip(names, (*tensors, *constants)))["SPLITS"] == splits
+    assert {name: vars(triton_decode)[name] for name in setting.values} == {
+        name: usual[name] for name in setting.values
+    }

@@ -158,6 +158,27 @@ def test_a_recorded_decode_serves_other_lengths_with_the_same_bits() -> None:
         assert not replayed[3].any()
 
 
+@pytest.mark.gpu
+def test_a_divided_context_gives_the_same_bits_whoever_finishes_last() -> None:
+    """Batch 1 of an 8B shape: 8 KV heads, a long context and one of exactly one tile a program."""
+    from cgkit.kernels import attend
+
+    for length in (257, 2000):
+        case = make_case(
+            [1], [length], kv_heads=8, group=4, head_dim=128, device="cuda", dtype=torch.bfloat16
+        )
+        attend_on_cuda(case)
+        first = case.output.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(50):
+                attend(*arguments(case))
+        for _ in range(20):
+            case.output.fill_(7.0)
+            graph.replay()
+            assert torch.equal(case.output, first)
+
+
 def attend_on_cuda(case: Case) -> None:
     from cgkit.kernels import attend
 

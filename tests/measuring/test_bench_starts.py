@@ -22,7 +22,11 @@ def parsed(bench, command):
 
 def test_an_eager_start_is_taken_apart(tmp_path):
     found = start("toy-llama-2", "eager", tmp_path)
-    parts = [found[name] for name in found if name.endswith("_s") and name != "start_s"]
+    parts = [
+        found[name]
+        for name in found
+        if name.endswith("_s") and name not in ("start_s", "first_call_s") and "cpu" not in name
+    ]
     assert len(parts) == 7 and sum(parts) == pytest.approx(found["start_s"], rel=1e-6)
     assert (found["pieces"], found["compilations"], found["loaded"], found["handles"]) == (3, 3, 0, 0)
     assert len(found["answer"]) == 5
@@ -45,6 +49,12 @@ def fake_start(model, compiler, cache, timeout_s=0):
         "model": model,
         "compiler": compiler,
         "start_s": 2.0 if full else 10.0,
+        "first_call_s": 1.0 if full else 9.0,
+        "first_call_cpu_s": 1.0 if full else 8.0,
+        "start_cpu_s": 3.0 if full else 6.0,
+        "import_s": 0.5,
+        "compiler_import_s": 0.5,
+        "traces_loaded": int(full),
         "compile_s": 1.0 if full else 8.0,
         "compilations": 3 - kept if full else 3,
         "loaded": kept if full else 0,
@@ -67,6 +77,10 @@ def test_tables_are_made_of_what_the_starts_said(monkeypatch, tmp_path):
     facts = bench_startup.run(parsed(bench_startup, "--models x y --warm 1"))
     assert facts["frame"]["cache"].tolist() == ["cold", "warm"] * 2 and facts["nothing_compiled"]
     assert (facts["worst_start_share"], facts["worst_compile_share"]) == (0.2, 0.125)
+    assert facts["nothing_traced"] and facts["worst_first_call_share"] == pytest.approx(1 / 9)
+    assert facts["frame"]["first_call_cpu_share"].tolist() == [1.0, 0.125] * 2
+    assert facts["frame"]["start_cpu_share"].tolist() == [1.0, 0.5] * 2
+    assert facts["frame"]["import_share"].tolist() == [0.1, 0.5] * 2
     eager = bench_startup.run(parsed(bench_startup, "--models x --compiler eager"))
     assert not eager["nothing_compiled"] and eager["frame"]["same_answer"].all()
 
@@ -80,4 +94,5 @@ def test_a_warm_start_compiles_nothing(compiler):
     facts = bench_startup.run(parsed(bench_startup, command))
     cold, warm = (SimpleNamespace(**row) for row in facts["rows"])
     assert (cold.compilations, cold.loaded) == (3, 0) and (warm.compilations, warm.loaded) == (0, 3)
+    assert (cold.traces_loaded, warm.traces_loaded) == (0, int(compiler == "inductor"))
     assert warm.same_answer and warm.handles == cold.handles == 3

@@ -58,8 +58,8 @@ def test_the_products_of_a_piece_and_its_inputs():
     compiled = compile_pieces(split, CompilationConfig(compiler="eager", cudagraph_mode="NONE"))
     first, middle, last = compiled.backends
     # width 64, 4 query and 2 key/value heads of 16, MLP 160
-    assert bench_static.products_of(first, 3) == [(3, 64, 64), (3, 64, 32), (3, 64, 32)]
-    mlp = [(3, 64, 64), (3, 64, 160), (3, 64, 160), (3, 160, 64)]
+    assert bench_static.products_of(first, 3) == [(3, 64, 64 + 2 * 32)]
+    mlp = [(3, 64, 64), (3, 64, 2 * 160), (3, 160, 64)]
     assert bench_static.products_of(middle, 3) == [*mlp, *bench_static.products_of(first, 3)]
     assert bench_static.products_of(last, 3) == mlp
     for backend in compiled.backends:

@@ -231,3 +231,90 @@ def tour_data(**changes) -> TourData:
         "stitch_source": "def execute(x):\n    return (x,)\n",
     }
     return TourData(**{**fields, **changes})
+
+
+def static(subjects: int = 2) -> pd.DataFrame:
+    """Made up: nobody measured these."""
+    rows = []
+    places = [("product", "8x2048x3072", 8)]
+    shapes = ("llama-3.2-1b", "llama-3.1-8b")[:subjects]
+    places += [(s, piece, b) for s in shapes for piece in ("first", "middle", "last") for b in (1, 8, 32)]
+    for number, place in enumerate(places):
+        general = 20.0 + 15 * number
+        for name, factor, seconds in (
+            ("general", 1.0, 2.0),
+            ("static", 0.97, 3.0),
+            ("static, tuned", 0.8 + 0.01 * number, 90.0),
+            ("cuBLAS", 0.9, 0.0),
+        ):
+            us = general * factor
+            row = dict(zip(("subject", "piece", "batch"), place), callable=name, us=us, low_us=us * 0.9)
+            rows.append({**row, "compile_s": seconds, "kernels": 2, "times_general": 1 / factor})
+    return pd.DataFrame(rows)
+
+
+def candidates(of: int = 20) -> pd.DataFrame:
+    """Made up: a product's candidates; the library is the slowest but one, and the last one failed."""
+    rows = [
+        {
+            "operator": "mm",
+            "inputs": "8x2048, 2048x3072",
+            "candidate": f"triton_mm_{i}",
+            "backend": "Triton",
+            "parameters": f"ACC_TYPE='tl.float32', BLOCK_K={32 << i % 3}, BLOCK_M=16, BLOCK_N={32 << i % 2}, "
+            f"num_stages={1 + i % 4}, num_warps={2 << i % 3}",
+            "ms": 0.010 + 0.001 * i,
+            "chosen": i == 0,
+        }
+        for i in range(of)
+    ]
+    library = {"candidate": "mm", "backend": "ATen", "parameters": "", "ms": 0.0095 + 0.001 * of}
+    rows.append({**rows[0], **library, "chosen": False})
+    rows[-2]["ms"] = float("inf")
+    return pd.DataFrame(rows)
+
+
+def passes(gpu: bool = True) -> pd.DataFrame:
+    """Made up: seven variants of ``cgkit bench passes``."""
+    variants = ("off", "noop", "norm", "norm + act", "norm, no noop", "whole, off", "whole, all")
+    rows = []
+    for batch in (1, 32):
+        for number, name in enumerate(variants):
+            row = {"variant": name, "batch": batch, "wall_ms": 1.5 + 0.2 * (batch > 1) - 0.05 * number}
+            row |= {"compile_s": 9.0 + number, "generated_kernels": 22 - number}
+            row |= {"bytes_at_16_tokens": (60 - 5 * number) << 20, "max_difference": 0.01 * number}
+            if gpu:
+                row |= {"kernels_a_layer": 13.1 - number, "gpu_busy_ms": row["wall_ms"] * 0.9}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def starts() -> pd.DataFrame:
+    """Made up: two models, cold and twice warm."""
+    rows = []
+    for model, layers in (("toy-llama-4", 4), ("toy-llama-80", 80)):
+        for cache, compile_s in (("cold", 15.0), ("warm", 1.5), ("warm", 1.75)):
+            parts = {"import_s": 2.0, "compiler_import_s": 3.0, "model_s": 0.1, "trace_s": layers / 5}
+            parts |= {"split_s": layers / 100, "compile_s": compile_s, "answer_s": 0.1}
+            row = {"cache": cache, "model": model, "compiler": "inductor", **parts}
+            rows.append({**row, "start_s": sum(parts.values())})
+    return pd.DataFrame(rows)
+
+
+def adaptors() -> pd.DataFrame:
+    """Made up: two adaptors, two cold starts and a warm one each."""
+    rows = []
+    for compiler, handle, kept in (("inductor", "artefact", 3), ("eager", "", 0)):
+        for cache, seconds in (("empty", 16.0), ("full", 2.0), ("empty", 18.0)):
+            row = {"compiler": compiler, "cache": cache, "compile_s": seconds if kept else 0.5}
+            row |= {"handle": handle, "handles": kept, "files": 12 * kept, "file_bytes": kept << 20}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def dedup() -> pd.DataFrame:
+    """Made up: a depth a row; a layer costs the trace 0.2 s and the compile stage nothing."""
+    return pd.DataFrame(
+        {"layers": n, "pieces": n + 1, "compilations": 3, "trace_s": n / 5, "split_s": n / 99, "compile_s": s}
+        for n, s in ((4, 10.0), (16, 10.5), (80, 11.0))
+    )

@@ -7,6 +7,7 @@ from cgkit.plotting import (
     About,
     Picture,
     capture_seconds,
+    compile_charts,
     compile_gantt,
     compile_times,
     memory_charts,
@@ -14,6 +15,7 @@ from cgkit.plotting import (
     padding_charts,
     padding_steps,
     save,
+    start_charts,
     svg,
     title_of,
 )
@@ -37,6 +39,13 @@ DRAW = {
     "expected": lambda **kw: padding_charts.expected(frames.expected(), "real", ABOUT, **kw),
     "padding_steps": lambda **kw: padding_steps(frames.steps(), ABOUT, **kw),
     "ms_per_token": lambda **kw: ms_per_token(frames.times(), ABOUT, **kw),
+    "startup": lambda **kw: start_charts.startup(frames.starts(), ABOUT, **kw),
+    "adaptors": lambda **kw: start_charts.adaptors(frames.adaptors(), ABOUT, **kw),
+    "dedup": lambda **kw: start_charts.dedup(frames.dedup(), ABOUT, **kw),
+    "static": lambda **kw: compile_charts.static(frames.static(), ABOUT, **kw),
+    "candidates": lambda **kw: compile_charts.candidates(frames.candidates(), ABOUT, **kw),
+    "passes": lambda **kw: compile_charts.passes(frames.passes(), ABOUT, **kw),
+    "custom_ops": lambda **kw: compile_charts.custom_ops(frames.passes(gpu=False), ABOUT, **kw),
 }
 each = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
 

@@ -9,7 +9,7 @@ from cgkit import events
 from cgkit.capturing import free_all
 from cgkit.config import AttentionCGSupport, CompilationConfig, CUDAGraphMode
 from cgkit.counters import compilation_counter
-from cgkit.errors import CaptureLockedError
+from cgkit.errors import CaptureError, CaptureLockedError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
 from cgkit.serving.executor import Executor
 from cgkit.serving.request import Request, Scheduled
@@ -194,7 +194,7 @@ def test_an_attention_for_decode_only_keeps_mixed_batches_piecewise(caplog):
     with caplog.at_level(logging.WARNING):
         executor = Executor(model, config, AttentionCGSupport.UNIFORM_BATCH)
     assert executor.mode is CUDAGraphMode.FULL_AND_PIECEWISE
-    assert "FULL becomes FULL_AND_PIECEWISE" in caplog.text
+    assert "asked for FULL, given FULL_AND_PIECEWISE" in caplog.text
     assert Executor(model, config).mode is CUDAGraphMode.FULL
 
 
@@ -208,3 +208,23 @@ def test_when_every_graph_was_freed_steps_run_compiled_without_one(stops):
     runner.capture_model()
     answers, steps = run(runner, stops)
     assert answers == stops and {step.mode for step in steps} == {N, F}
+
+
+def test_recordings_of_several_modes_live_side_by_side():
+    model = toy_and_reference()[0]
+    config = CompilationConfig(cudagraph_mode="FULL", cudagraph_capture_sizes=(1, 2), compiler="eager")
+    runner = Runner(model, config=config, max_num_seqs=2, max_model_len=32)
+    executor, prompts = runner.executor, prompts_of([3, 5])
+    without = [each.token_ids for each in runner.generate(prompts, 4, stop_at_eos=False)]
+    recorded = {
+        mode: executor.record(runner.inputs, mode=CUDAGraphMode[mode]) for mode in ("PIECEWISE", "FULL")
+    }
+    assert executor.captured is None  # recording alone sends no step through it
+    for captured in (*recorded.values(), None, *recorded.values()):
+        executor.use(captured)
+        assert executor.captured is captured
+        assert [each.token_ids for each in runner.generate(prompts, 4, stop_at_eos=False)] == without
+    executor.release()
+    assert not recorded["FULL"].num_graphs and recorded["PIECEWISE"].num_graphs
+    with pytest.raises(CaptureError, match="cudagraph_mode=NONE"):
+        executor.record(runner.inputs, mode=CUDAGraphMode.NONE)

@@ -9,6 +9,7 @@ from cgkit.compiling.cache.factors import CacheKey, cache_key
 from cgkit.compiling.cache.folder import cache_root, entries
 from cgkit.compiling.cache.pack import pack, unpack
 from cgkit.compiling.cache.store import CompileCache
+from cgkit.compiling.cache.traces import trace_misses
 
 __all__ = [
     "CacheKey",
@@ -18,6 +19,7 @@ __all__ = [
     "entries",
     "explain_cache",
     "pack",
+    "trace_misses",
     "unpack",
     "why_miss",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 from cgkit.compiling.cache.factors import FACTORS, CacheKey
 from cgkit.compiling.cache.folder import cache_root, entries, keys_folder, read_key
 from cgkit.compiling.cache.store import last_asked
+from cgkit.compiling.cache.traces import FactDifference, differences_of, said, trace_misses
 from cgkit.display import Shown
 from cgkit.errors import ConfigError
 
@@ -23,7 +24,11 @@ ABSENT = "(absent)"
 
 @dataclass(frozen=True)
 class Difference:
-    """One named part of one factor in which two keys differ. ``lines``: of a traced file's text."""
+    """One named part of one factor in which two keys differ. ``lines``: of a traced file's text.
+
+    ``factor`` "trace" is none of the four: a fact (of the model, the call, torch's state) that a stored trace
+    depends on, and that compiled pieces do not.
+    """
 
     factor: str
     name: str
@@ -32,6 +37,8 @@ class Difference:
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.factor == "trace":
+            return f"trace: {said((self.name, self.a, self.b))}"
         if self.factor != "code":
             return f"{self.factor}: {self.name} is {self.a} in the one, {self.b} in the other"
         if ABSENT in (self.a, self.b):
@@ -77,7 +84,8 @@ def explain_cache(key_a: CacheKey | str | Path, key_b: CacheKey | str | Path) ->
         ConfigError: there is no such key.
     """
     a, b = _key(key_a), _key(key_b)
-    return CacheDifference(a, b, _differences(a, b))
+    folders = [keys_folder() / key.digest for key in (a, b)]
+    return CacheDifference(a, b, [*_differences(a, b), *_of_traces(differences_of(*folders), a, b)])
 
 
 def why_miss(key: CacheKey | None = None, root: Path | None = None) -> CacheDifference | None:
@@ -87,12 +95,14 @@ def why_miss(key: CacheKey | None = None, root: Path | None = None) -> CacheDiff
         key: default: the one that was last asked for in this process.
         root: of the cache; default: :func:`cache_root`.
 
-    The nearest is the one with the fewest differences. What was missed is compiled and kept, so ``key``
+    Without ``key``, also in what the models that were traced differ from the nearest stored traces (factor
+    "trace"). The nearest key is the one with the fewest differences. What was missed is compiled and kept, so ``key``
     itself is usually there by now: it is not counted, but said.
 
     Raises:
         ConfigError: no key was given, and nothing was asked for in this process.
     """
+    missed = [each for found in trace_misses().values() for each in found] if key is None else []
     key = key or last_asked()
     if key is None:
         raise ConfigError(
@@ -100,12 +110,24 @@ def why_miss(key: CacheKey | None = None, root: Path | None = None) -> CacheDiff
         )
     found = [(folder, other) for folder in entries(root) if (other := read_key(folder)) is not None]
     others = [(_differences(other, key), folder, other) for folder, other in found if other != key]
-    if not others:
+    if not others and not missed:
         return None
+    if not others:
+        return CacheDifference(key, key, _of_traces(missed, key, key), "no stored trace fits")
     differences, folder, other = min(others, key=lambda each: len(each[0]))
     kept = ", which is on disk by now" if len(others) < len(found) else ""
     note = f"the nearest key on disk is {folder.name} (a), asked for was {key.digest} (b){kept}"
-    return CacheDifference(other, key, differences, note)
+    return CacheDifference(other, key, [*differences, *_of_traces(missed, other, key)], note)
+
+
+def _of_traces(found: list[FactDifference], a: CacheKey, b: CacheKey) -> list[Difference]:
+    """Differences of stored traces, less those that the keys' own factors say."""
+    own = tuple(f"{factor} " for factor in FACTORS)
+    return [
+        Difference("trace", name, was or ABSENT, now or ABSENT)
+        for name, was, now in found
+        if not (name.startswith(own) and a != b)
+    ]
 
 
 def _key(given: CacheKey | str | Path) -> CacheKey:

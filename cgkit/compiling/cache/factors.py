@@ -151,8 +151,10 @@ def _compiler(devices: set[torch.device], settings: Mapping[str, Any]) -> dict[s
             facts["gpu_multiprocessors"] = properties.multi_processor_count
             facts["cuda"] = torch.version.cuda or torch.version.hip
         elif device.type == "cpu":
+            from cgkit.compiling.cache.machine import cpu_vectors  # which needs the folder, which needs keys
+
             facts["cpu_threads"] = torch.get_num_threads()  # written into generated C++
-            facts["cpu_vectors"] = torch_hooks.cpu_vector_isa()
+            facts["cpu_vectors"] = cpu_vectors()
             facts["cpp_compiler"] = torch_hooks.cpp_compiler_version()
     return {name: _text(value) for name, value in facts.items()}
 

@@ -59,13 +59,22 @@ def keys_folder(root: Path | None = None) -> Path:
 
 def rank_folder(key: CacheKey, root: Path | None = None) -> Path:
     """The folder of this process' compiled pieces: by key, rank and data-parallel rank."""
+    return keys_folder(root) / key.digest / rank_name()
+
+
+def rank_name() -> str:
+    """The name of this process' folder in the folder of a key.
+
+    Raises:
+        ConfigError: ``RANK`` or ``DATA_PARALLEL_RANK`` is no whole number.
+    """
     rank, data_parallel = os.environ.get("RANK", "0"), os.environ.get("DATA_PARALLEL_RANK", "0")
     for name, value in (("RANK", rank), ("DATA_PARALLEL_RANK", data_parallel)):
         if not value.isdigit():
             raise ConfigError(
                 f"{name}={value!r} is not a whole number; it names a folder of the compile cache"
             )
-    return keys_folder(root) / key.digest / f"rank_{rank}_{data_parallel}"
+    return f"rank_{rank}_{data_parallel}"
 
 
 def why_untrusted(folder: Path) -> str | None:

@@ -187,18 +187,28 @@ def _disk_error(error: BaseException | None) -> str | None:
     return None
 
 
-def _pack(about: dict[str, Any], payload: bytes) -> bytes:
+def write_packed(path: Path, about: dict[str, Any], payload: bytes, magic: bytes) -> None:
+    """Writes a file of the cache that holds ``about`` (JSON) and ``payload``, whole or not at all."""
+    places.write_atomically(path, _pack(about, payload, magic))
+
+
+def read_packed(path: Path, magic: bytes) -> tuple[dict[str, Any], bytes]:
+    """What :func:`write_packed` wrote. ValueError where a byte is missing or differs."""
+    return _unpack(path.read_bytes(), magic)
+
+
+def _pack(about: dict[str, Any], payload: bytes, magic: bytes = _MAGIC) -> bytes:
     head = json.dumps(about).encode()
     digest = hashlib.sha256(head + b"\n" + payload).hexdigest().encode()
-    return _MAGIC + digest + b"\n" + head + b"\n" + payload
+    return magic + digest + b"\n" + head + b"\n" + payload
 
 
-def _unpack(content: bytes) -> tuple[dict[str, Any], bytes]:
+def _unpack(content: bytes, expected: bytes = _MAGIC) -> tuple[dict[str, Any], bytes]:
     """What :func:`_pack` made. ValueError where a byte is missing or differs."""
     magic, _, rest = content.partition(b"\n")
     digest, _, body = rest.partition(b"\n")
-    if magic + b"\n" != _MAGIC:
-        raise ValueError("it is no compiled piece of this version of cgkit")
+    if magic + b"\n" != expected:
+        raise ValueError(f"it is no {expected.decode().strip().rpartition(' ')[0]} of this version of cgkit")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("its content is not what was written")
     head, _, payload = body.partition(b"\n")

@@ -104,7 +104,7 @@ def test_static_scales_are_measured_and_shared_by_q_k_and_v():
     model = llama(2)
     attention = model.model.layers[0].self_attn
     assert 0 < float(attention.input_quant.scale) < 1
-    assert attention.q_proj.weight.dtype is torch.float8_e4m3fn
+    assert attention.qkv_proj.weight.dtype is torch.float8_e4m3fn
     assert model.attention_layers == llama(2, None).attention_layers
 
 

@@ -1,0 +1,43 @@
+"""Makes the notebooks out of their sources: ``python notebooks/run.py 04 05`` (without numbers: all of them).
+
+``src/NN_name.py`` (percent format) is what is written by hand; ``NN_name.ipynb`` is that, run from top to bottom on
+this machine, with its outputs. Whoever edits a notebook in Jupyter instead: ``jupytext --sync`` carries it back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+
+
+def make(source: Path) -> Path:
+    """Runs one source; writes and returns the notebook."""
+    notebook = jupytext.read(source)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"  # the same each time, for readable diffs
+    where = {"metadata": {"path": str(HERE)}}
+    client = NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+    client.execute()
+    notebook.metadata.pop("jupytext", None)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # times of day
+    target = HERE / f"{source.stem}.ipynb"
+    nbformat.write(notebook, target)
+    return target
+
+
+if __name__ == "__main__":
+    for path in sorted((HERE / "src").glob("*.py")):
+        if not sys.argv[1:] or path.stem.startswith(tuple(sys.argv[1:])):
+            started = time.perf_counter()
+            made = make(path)
+            print(f"{made.name}: {time.perf_counter() - started:.0f} s, {made.stat().st_size:,} bytes")

