@@ -71,14 +71,14 @@ def adopt(
     register()
     whole = copy_sharing_weights(original)
     use_attention(whole, PROBE)
-    calls, path = _probe(whole)
+    calls, path, output = _probe(whole)
     check_calls(whole, calls, _PROBE_TOKENS)
     names = _name_layers(whole, calls)
     use_attention(whole, PAGED)
     body = whole.get_submodule(path)
     config = _config(whole, calls, found.name)
     adopted = AdoptedModel(
-        body, LogitsHead(whole, body), config, whole.config, names, found.source, found.tokenizer
+        body, LogitsHead(whole, body, output), config, whole.config, names, found.source, found.tokenizer
     )
     adopted.eval()
     if check and next(original.parameters()).device.type != "meta":
@@ -89,8 +89,8 @@ def adopt(
 
 
 @torch.no_grad()
-def _probe(model: Any) -> tuple[list[AttentionCall], str]:
-    """How each layer calls its attention, and the name of the part that ends at the last norm.
+def _probe(model: Any) -> tuple[list[AttentionCall], str, type]:
+    """How each layer calls its attention, and the part that ends at the last norm: its name, its output's class.
 
     That part is the first ``PreTrainedModel`` inside of ``model`` that ``model`` itself calls.
     """
@@ -117,7 +117,7 @@ def _probe(model: Any) -> tuple[list[AttentionCall], str]:
         check_calls(model, calls, _PROBE_TOKENS)
     if not entered or not hasattr(left.get(entered[0]), "last_hidden_state"):
         refuse(model, "no part of it gives the hidden states after the last norm (last_hidden_state)")
-    return calls, entered[0]
+    return calls, entered[0], type(left[entered[0]])
 
 
 def _name_layers(model: nn.Module, calls: Sequence[AttentionCall]) -> list[str]:

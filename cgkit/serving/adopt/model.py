@@ -92,14 +92,13 @@ class AdoptedModel(nn.Module):
 class _Given(nn.Module):
     """Stands where a body stood and returns the hidden states that it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: type) -> None:
         super().__init__()
+        self.output = output
         self.hidden: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+        return self.output(last_hidden_state=self.hidden)
 
 
 class LogitsHead(nn.Module):
@@ -107,12 +106,12 @@ class LogitsHead(nn.Module):
 
     The model's own ``forward`` computes it, with a stand-in for the body that returns the given hidden states; so
     nothing of a family has to be known here. Where that is the bare projection to the bit, the projection alone
-    is called (``plain``).
+    is called (``plain``). ``output``: the class of what the body returns.
     """
 
-    def __init__(self, model: Any, body: nn.Module) -> None:
+    def __init__(self, model: Any, body: nn.Module, output: type) -> None:
         super().__init__()
-        self._given = _Given()
+        self._given = _Given(output)
         self._whole = copy_sharing_weights(model, {id(body): self._given})
         names = {id(part): name for name, part in model.named_modules()}
         self.projection: nn.Module = self._whole.get_submodule(names[id(model.get_output_embeddings())])
