@@ -7,6 +7,7 @@ decorator) for a model whose code nobody wrote for it.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class AdoptedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.body, self.head = body, head
+        self.run_body = undecorated(body)
         self.config, self.hf_config = config, hf_config
         self.attention_layers = list(attention_layers)
         self.source, self.tokenizer = source, tokenizer
@@ -81,12 +83,25 @@ class AdoptedModel(nn.Module):
         Runs inside :class:`cgkit.set_forward_context` with an ``AttentionMetadata`` that says which token belongs
         to which request.
         """
-        out = self.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        out = self.run_body(
+            self.body, input_ids=input_ids[None], position_ids=positions[None], use_cache=False
+        )
         return out.last_hidden_state[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size) -> (rows, vocab_size), scaled and capped as the model does. Outside of the graph."""
         return self.head(hidden)
+
+
+def undecorated(body: nn.Module) -> Any:
+    """The function ``forward`` of ``body``'s class, without the decorators that ``transformers`` puts around it.
+
+    They fill in what a caller left out and collect the layers' outputs if asked to. To that end they write
+    attributes (of a global, of the configuration) in each call, and a step whose forward writes attributes has
+    bytecode to run and cannot become a flat replay plan.
+    """
+    forward = type(body).forward
+    return inspect.unwrap(forward) if type(body).__module__.startswith("transformers.") else forward
 
 
 class _Given(nn.Module):

@@ -51,6 +51,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi": sizes(partial_rotary_factor=0.5),
 }
 
+#: How large embeddings are: a tied table that outweighs the layers answers each token with itself. Gemma scales its own.
+TABLE = {"GemmaForCausalLM": 0.03, "OPTForCausalLM": 0.1}
+
 
 def config_of(family: str, **more: Any) -> Any:
     return getattr(transformers, f"{family}Config")(**{**FAMILIES.get(family, {}), **more})
@@ -68,7 +71,8 @@ def build(config: Any, seed: int = 0) -> Any:
                 ones = "weight" in name and type(model).__name__ != "GemmaForCausalLM"
                 parameter.copy_(float(ones) + 0.1 * drawn)
             else:
-                parameter.copy_(drawn * (0.3 if "emb" in name or "wte" in name else 2 / 48**0.5))
+                is_table = "embed" in name or "wte" in name or "wpe" in name
+                parameter.copy_(drawn * (TABLE.get(type(model).__name__, 0.3) if is_table else 2 / 48**0.5))
     return model
 
 
