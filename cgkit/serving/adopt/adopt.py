@@ -109,7 +109,11 @@ def _probe(model: Any) -> tuple[list[AttentionCall], str, type]:
     except Exception as error:  # whatever its code raises
         if not calls:
             check_calls(model, calls, _PROBE_TOKENS)
-        refuse(model, f"a run over {_PROBE_TOKENS} tokens failed: {type(error).__name__}: {error}", place_in(error))
+        refuse(
+            model,
+            f"a run over {_PROBE_TOKENS} tokens failed: {type(error).__name__}: {error}",
+            place_in(error),
+        )
     finally:
         for hook in hooks:
             hook.remove()

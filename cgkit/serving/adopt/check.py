@@ -7,6 +7,7 @@ own attention gives for each request alone.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -46,9 +47,15 @@ def check_against_own(adopted: AdoptedModel, original: Any) -> None:
             refuse(
                 original,
                 f"through cgkit's attention its logits are off by {off:.3g} (the largest is {largest:.3g}), most at token "
-                f"{row} of request {which}: its tokens are mixed by something else than causal attention",
-                place_of(type(original)),
+                f"{row} of request {which}: {_why(adopted)}",
+                place_of(type(adopted.body), "position"),
             )
+
+
+def _why(adopted: AdoptedModel) -> str:
+    if "position_ids" not in inspect.signature(adopted.run_body).parameters:
+        return "its forward takes no position_ids and counts positions itself, from the start of each step"
+    return "something in it depends on more than a token, its position and what causal attention brings"
 
 
 def _in_two_steps(adopted: AdoptedModel, long: Tensor, short: Tensor) -> list[Tensor]:

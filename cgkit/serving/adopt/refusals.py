@@ -31,7 +31,9 @@ TELLING = {
     "position_bias": "its attention adds a bias to the scores (position_bias)",
     "alibi": "its attention adds ALiBi's slopes to the scores",
 }
-_RECURRENT = re.compile(r"(Mamba\w*Mixer|Rwkv\w*SelfAttention|RgLru|[ms]LSTM\w*|GatedDeltaNet|ShortConv)$")
+_RECURRENT = re.compile(
+    r"(Mamba\w*Mixer|Rwkv\w*SelfAttention|Rglru|RgLru|[ms]LSTM\w*|GatedDeltaNet|ShortConv)$"
+)
 
 
 class AdoptError(ServingError):
@@ -47,17 +49,15 @@ def refuse(model: Any, reason: str, place: str = "") -> NoReturn:
 
 
 def place_of(cls: type, *words: str) -> str:
-    """``file:line`` in the source of ``cls``: the first line with one of ``words``, else where it begins."""
+    """``file:line`` in the source of ``cls``: the first line with one of ``words``, else that of its name."""
     try:
         file, (lines, first) = inspect.getsourcefile(cls), inspect.getsourcelines(cls)
     except (OSError, TypeError):  # made in a notebook, or by exec
         return ""
-    for number, line in enumerate(lines, first):
-        if any(word in line.lower() for word in words):
-            break
-    else:
-        number = first
-    return f"{_short(file or '?')}:{number}"
+    numbered = list(enumerate(lines, first))
+    named = [number for number, line in numbered if line.lstrip().startswith("class ")]
+    found = [number for number, line in numbered if any(word in line.lower() for word in words)]
+    return f"{_short(file or '?')}:{[*found, *named, first][0]}"
 
 
 def place_in(error: BaseException) -> str:
@@ -87,14 +87,24 @@ def check_model(model: Any) -> None:
     if config is None or not hasattr(model, "get_output_embeddings") or not hasattr(config, "to_dict"):
         refuse(model, "it is no causal language model of transformers", place_of(type(model)))
     if getattr(config, "is_encoder_decoder", False):
-        refuse(model, "it is an encoder-decoder, whose decoder attends across to another stream of tokens", _at(model))
+        refuse(
+            model,
+            "it is an encoder-decoder, whose decoder attends across to another stream of tokens",
+            _at(model),
+        )
     mixer = _recurrent(model)
     if getattr(model, "_is_stateful", False) or mixer:
-        reason = "it carries a recurrent state from token to token (state space), which a KV cache does not hold"
+        reason = (
+            "it carries a recurrent state from token to token (state space), which a KV cache does not hold"
+        )
         refuse(model, reason, place_of(type(mixer or model)))
     others = sorted({*(getattr(config, "layer_types", None) or ())} - PLAIN_LAYERS)
     if others:
-        refuse(model, f"it has layers of the type {', '.join(map(repr, others))}, which mix tokens by other means", _at(model))
+        refuse(
+            model,
+            f"it has layers of the type {', '.join(map(repr, others))}, which mix tokens by other means",
+            _at(model),
+        )
     if getattr(config, "add_cross_attention", False) or getattr(config, "cross_attention_layers", None):
         refuse(model, "it has cross attention to another stream of tokens", _at(model))
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
@@ -121,7 +131,9 @@ def _recurrent(model: nn.Module) -> nn.Module | None:
 def _check_rope(model: Any) -> None:
     """Rotary positions whose frequencies depend on the longest position of a step cannot be traced once."""
     rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))] if isinstance(rope, dict) else []
+    kinds = (
+        [rope, *(each for each in rope.values() if isinstance(each, dict))] if isinstance(rope, dict) else []
+    )
     for each in kinds:
         kind = each.get("rope_type") or each.get("type")
         if kind in ("dynamic", "longrope"):
@@ -149,7 +161,9 @@ def check_calls(model: Any, calls: Sequence[AttentionCall], num_tokens: int) -> 
         _check_call(model, call, num_tokens)
     first = calls[0]
     if len({id(call.module) for call in calls}) != len(calls):
-        refuse(model, "one attention layer runs more than once a step, and a KV cache is one layer's", _of(first))
+        refuse(
+            model, "one attention layer runs more than once a step, and a KV cache is one layer's", _of(first)
+        )
     if layers is not None and len(calls) != layers:
         refuse(
             model,
@@ -162,7 +176,10 @@ def check_calls(model: Any, calls: Sequence[AttentionCall], num_tokens: int) -> 
         refuse(model, reason, _of(first))
     head = model.get_output_embeddings().weight.dtype
     if first.dtype != head:
-        refuse(model, f"its keys are {first.dtype} and its output projection is {head}; give it one type (model.to)")
+        refuse(
+            model,
+            f"its keys are {first.dtype} and its output projection is {head}; give it one type (model.to)",
+        )
 
 
 def _of(call: AttentionCall, *words: str) -> str:
@@ -176,7 +193,11 @@ def _check_call(model: Any, call: AttentionCall, num_tokens: int) -> None:
         if name == "is_causal" and option is False:
             refuse(model, "its attention is not causal: a token sees those after it", _of(call, "is_causal"))
         if name not in HARMLESS and hasattr(option, "shape"):
-            refuse(model, f"its attention is given the tensor {name!r}, of which cgkit's knows nothing", _of(call, name))
+            refuse(
+                model,
+                f"its attention is given the tensor {name!r}, of which cgkit's knows nothing",
+                _of(call, name),
+            )
     if getattr(call.module, "sinks", None) is not None:
         refuse(model, TELLING["s_aux"], _of(call, "sinks"))
     if getattr(call.module, "is_causal", True) is False:

@@ -78,5 +78,7 @@ def _from_config(config: Any, dtype: torch.dtype, device: torch.device | str, se
         try:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         except ValueError as error:
-            raise ServingError(f"{type(config).__name__} belongs to no causal LM of transformers: {error}") from error
+            raise ServingError(
+                f"{type(config).__name__} belongs to no causal LM of transformers: {error}"
+            ) from error
     return Found(model, config.name_or_path or config.model_type, f"random weights, seed {seed}", None)

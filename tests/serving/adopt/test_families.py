@@ -95,7 +95,9 @@ def test_greedy_tokens_on_a_gpu(name, mode):
     runner = runner_of(adopted, cudagraph_mode=mode, compiler="inductor").capture_model()
     ids = [torch.tensor([prompt], device="cuda") for prompt in prompts()]
     own = [
-        model.generate(each, attention_mask=torch.ones_like(each), max_new_tokens=COUNT, do_sample=False, pad_token_id=0)
+        model.generate(
+            each, attention_mask=torch.ones_like(each), max_new_tokens=COUNT, do_sample=False, pad_token_id=0
+        )
         for each in ids
     ]
     expected = [out[0, each.shape[1] :].tolist() for each, out in zip(ids, own)]
