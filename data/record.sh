@@ -48,7 +48,6 @@ for part in ${PARTS:-tests launch modes seeing events_off tour notebook}; do
         --svg "$out/h200-headline.svg" ;;
     host) step host 240 python3 -m cgkit bench host --batches 1 32 --json --csv "$out/h200-host-llama-3.2-1b.csv" \
         --svg "$out/h200-host-llama-3.2-1b.svg" ;;
-    seeing) step seeing 330 python3 data/record_seeing.py "$out/seeing" ;; # traces, launches, crossover, memory
     seeing) step seeing 400 python3 data/record_seeing.py "$out/seeing" ;;
     events_off) step events_off 90 python3 -m cgkit bench events-off --json ;;
     launch) step launch 60 python3 -c "

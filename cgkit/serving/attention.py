@@ -91,12 +91,11 @@ def _prepare_attention(
 ) -> Sequence[Callable[[], None]] | None:
     """:func:`unified_attention_with_output` for a replay plan: the layer's cache and the step's buffers in place."""
     metadata = coming.metadata
-    if not isinstance(metadata, AttentionMetadata) or layer_name not in metadata.kv_caches:
-        return None  # the operator itself says what is wrong, if anything is
-    if not isinstance(metadata.kv_caches, dict):
-        return None  # nobody looks into it whether a cache was made anew
+    caches = getattr(metadata, "kv_caches", None)
+    if type(caches) is not dict or layer_name not in caches:
+        return None  # the operator says what is wrong; and nobody looks into another mapping for a cache made anew
     coming.fixed("decode_only")
-    key_cache, value_cache = metadata.kv_caches[layer_name]
+    key_cache, value_cache = caches[layer_name]
     return prepare_attend(query, key, value, key_cache, value_cache, metadata, output, scale, coming.stream)
 
 

@@ -144,7 +144,8 @@ def test_a_changed_model_is_traced_again(change):
     assert trace_misses()[f"{models.Base.__module__}.Base"]
     again = models.Base()
     CHANGES[change](again)
-    assert checked(again, x), trace_misses()
+    # a hook's number, by which the bytecode may reach it, goes on counting in one process
+    assert checked(again, x) == (change != "a hook"), trace_misses()
     assert checked(models.Base(tied=change == "equal weights that are not tied"))  # both lie side by side
 
 
