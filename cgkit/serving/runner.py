@@ -56,7 +56,7 @@ class Runner:
     batch 1 with the eager model.
 
     Args:
-        model: its parameters tell device and type; see :func:`cgkit.serving.load_model`.
+        model: its parameters tell device and type; see :func:`cgkit.serving.load_model` and :func:`cgkit.adopt`.
         tokenizer: needed for prompts that are text; a :class:`cgkit.serving.tokenizer.Tokenizer`.
         max_num_seqs: requests in one step; None: what ``config`` says.
         max_model_len: tokens of one request, prompt and answer; None: the model's, at most 2048.

@@ -46,8 +46,8 @@ def check_against_own(adopted: AdoptedModel, original: Any) -> None:
             row = int((got.float() - want.float()).abs().amax(-1).argmax())
             refuse(
                 original,
-                f"through cgkit's attention its logits are off by {off:.3g} (the largest is {largest:.3g}), most at token "
-                f"{row} of request {which}: {_why(adopted)}",
+                f"through cgkit's attention its logits are off by {off:.3g} (the largest is {largest:.3g}), most at "
+                f"token {row} of request {which}: {_why(adopted)}",
                 place_of(type(adopted.body), "position"),
             )
 
@@ -73,10 +73,11 @@ def _in_two_steps(adopted: AdoptedModel, long: Tensor, short: Tensor) -> list[Te
     )
     blocks = cache.allocator.alloc(-(-len(long) // _BLOCK)), cache.allocator.alloc(-(-len(short) // _BLOCK))
     first = min(_FIRST, len(long))
-    at = {"kv_caches": cache.caches, "device": weight.device}
 
     def step(ids: Tensor, counts: list[int], lengths: list[int], owned: tuple[list[int], ...]) -> Tensor:
-        metadata = build_metadata(counts, lengths, owned, _BLOCK, **at)
+        metadata = build_metadata(
+            counts, lengths, owned, _BLOCK, kv_caches=cache.caches, device=weight.device
+        )
         with set_forward_context(metadata):
             return adopted(ids, metadata.positions)
 

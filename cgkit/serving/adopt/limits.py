@@ -1,7 +1,7 @@
 """How long a request of an adopted model may be, and why not longer.
 
-A layer with a sliding window sees its last ``window`` tokens, itself included. cgkit's attention sees all of them, which
-is the same as long as there are no more than that.
+A layer with a sliding window sees its last ``window`` tokens, itself included. cgkit's attention sees all of them,
+which is the same as long as there are no more than that.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def longest_request(config: Any, calls: Sequence[AttentionCall]) -> tuple[int, s
     if least >= own:
         return own, ""
     return least, (
-        f"its layers look back {least} tokens (sliding window) and cgkit's attention over all, so requests end there and "
-        f"not at the model's {own} positions"
+        f"its layers look back {least} tokens (sliding window) and cgkit's attention over all, so requests end there "
+        f"and not at the model's {own} positions"
     )

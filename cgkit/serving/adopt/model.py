@@ -10,7 +10,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,9 @@ class AdoptedModel(nn.Module):
         self.source, self.tokenizer = source, tokenizer
 
     @property
-    def lm_head(self) -> nn.Module:
-        """The output projection, (rows, hidden) -> (rows, vocabulary)."""
-        return self.head.projection
+    def lm_head(self) -> nn.Linear:
+        """The output projection, (rows, hidden) -> (rows, vocabulary); its type and device are the KV cache's."""
+        return cast(nn.Linear, self.head.projection)  # or what has a weight as one
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states after the last norm, (tokens, hidden_size), of a flat stream of tokens.

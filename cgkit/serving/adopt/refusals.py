@@ -43,8 +43,8 @@ class AdoptError(ServingError):
 def refuse(model: Any, reason: str, place: str = "") -> NoReturn:
     """Raises :class:`AdoptError`: which model, why, where, and what else can be done."""
     raise AdoptError(
-        f"{type(model).__name__} cannot be adopted: {reason}{f' ({place})' if place else ''}. A model of your own takes "
-        "two lines (cgkit.register_op, @cgkit.support_torch_compile): see cgkit/serving/adopt/README.md"
+        f"{type(model).__name__} cannot be adopted: {reason}{f' ({place})' if place else ''}. A model of your own "
+        "takes two lines (cgkit.register_op, @cgkit.support_torch_compile): see cgkit/serving/adopt/README.md"
     )
 
 
@@ -167,12 +167,13 @@ def check_calls(model: Any, calls: Sequence[AttentionCall], num_tokens: int) -> 
     if layers is not None and len(calls) != layers:
         refuse(
             model,
-            f"{len(calls)} of {layers} layers call transformers' AttentionInterface; what the others do cannot be replaced",
+            f"{len(calls)} of {layers} layers call transformers' AttentionInterface; what the others do cannot be "
+            "replaced",
             _other_mixer(model, calls) or _of(first),
         )
     shapes = {(call.query[1], call.key[1], call.key[3]) for call in calls}
     if len(shapes) > 1:
-        reason = f"its layers differ in (query heads, key/value heads, head size): {sorted(shapes)}; the paged cache has one"
+        reason = f"its layers differ in (query heads, key/value heads, head size), {sorted(shapes)}; the cache has one"
         refuse(model, reason, _of(first))
     head = model.get_output_embeddings().weight.dtype
     if first.dtype != head:
@@ -212,7 +213,7 @@ def _check_call(model: Any, call: AttentionCall, num_tokens: int) -> None:
             _of(call),
         )
     if call.key != call.value:
-        reason = f"its keys and values differ in shape, {tuple(call.key)} and {tuple(call.value)}; the paged cache has one"
+        reason = f"its keys and values differ in shape, {tuple(call.key)} and {tuple(call.value)}; the cache has one"
         refuse(model, reason, _of(call))
     if call.query[1] % call.key[1] or call.query[3] != call.key[3]:
         refuse(model, f"its queries {tuple(call.query)} do not fit its keys {tuple(call.key)}", _of(call))
@@ -231,8 +232,8 @@ def _no_calls(model: Any) -> NoReturn:
         refuse(model, "no part of it calls an attention, so something else mixes its tokens", _at(model))
     refuse(
         model,
-        f"{type(attention).__name__} computes its attention itself and not through transformers' AttentionInterface, so "
-        "it cannot be replaced without editing its code",
+        f"{type(attention).__name__} computes its attention itself and not through transformers' AttentionInterface, "
+        "so it cannot be replaced without editing its code",
         place_of(type(attention), "softmax", "scaled_dot_product"),
     )
 

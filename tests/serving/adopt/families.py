@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi": sizes(partial_rotary_factor=0.5),
 }
 
-#: How large embeddings are: a tied table that outweighs the layers answers each token with itself. Gemma scales its own.
+#: How large embeddings are: tied ones that outweigh the layers answer each token with itself. Gemma scales its own.
 TABLE = {"GemmaForCausalLM": 0.03, "OPTForCausalLM": 0.1}
 
 

@@ -115,7 +115,7 @@ def test_a_sliding_window_ends_a_request_and_is_right_up_to_its_end():
     assert runner.max_model_len == 32
     (answer,) = runner.generate([prompts()[2]], 32 - LENGTHS[2], stop_at_eos=False)
     assert answer.token_ids == alone(model, prompts()[2], 32 - LENGTHS[2])
-    with pytest.raises(ServingError, match="32 positions of .*look back 32 tokens"):
+    with pytest.raises(ServingError, match=r"32 positions of .*look back 32 tokens"):
         Runner(adopted, max_model_len=33)
 
 
