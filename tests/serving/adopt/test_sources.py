@@ -1,5 +1,8 @@
 """Where an adopted model comes from: an object, a folder, a GGUF file, a configuration."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,6 +57,15 @@ def test_what_is_no_model_is_said(what, tmp_path):
         (folder / "config.json").write_text('{"model_type": "llama"')
     with pytest.raises(ServingError, match="cannot be read" if what == "broken" else "Nothing is downloaded"):
         cgkit.adopt(folder)
+
+
+def test_the_code_of_the_readme_runs(tmp_path):
+    readme = Path(cgkit.__file__).parent / "serving" / "adopt" / "README.md"
+    (code,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert [len(answer.token_ids) for answer in names["answers"]] == [8, 8]
+    assert names["adopted"].config.max_position_embeddings == 64 and names["adopted"].config.limited_by
 
 
 @pytest.mark.slow
