@@ -21,7 +21,7 @@ from cgkit.serving.adopt.interface import (
 )
 from cgkit.serving.adopt.limits import longest_request
 from cgkit.serving.adopt.model import AdoptedConfig, AdoptedModel, LogitsHead, copy_sharing_weights
-from cgkit.serving.adopt.refusals import check_calls, check_model, place_in, refuse
+from cgkit.serving.adopt.refusals import check_calls, check_model, place_in, refuse, text_config
 from cgkit.serving.adopt.sources import find_model
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def adopt(
     register()
     whole = copy_sharing_weights(original)
     use_attention(whole, PROBE)
-    calls, path, output = _probe(whole)
+    calls, path, output = _probe(whole, original)
     check_calls(whole, calls, _PROBE_TOKENS)
     names = _name_layers(whole, calls)
     use_attention(whole, PAGED)
@@ -89,7 +89,7 @@ def adopt(
 
 
 @torch.no_grad()
-def _probe(model: Any) -> tuple[list[AttentionCall], str, type]:
+def _probe(model: Any, original: Any) -> tuple[list[AttentionCall], str, type]:
     """How each layer calls its attention, and the part that ends at the last norm: its name, its output's class.
 
     That part is the first ``PreTrainedModel`` inside of ``model`` that ``model`` itself calls.
@@ -103,11 +103,12 @@ def _probe(model: Any) -> tuple[list[AttentionCall], str, type]:
             hooks.append(part.register_forward_hook(lambda _, __, out, name=name: left.setdefault(name, out)))
     device = model.get_output_embeddings().weight.device
     tokens = torch.arange(_PROBE_TOKENS, device=device)[None]
+    inputs = {"input_ids": torch.zeros_like(tokens), "position_ids": tokens, "use_cache": False}
     try:
         with noted_calls() as calls:
-            model(input_ids=torch.zeros_like(tokens), position_ids=tokens, use_cache=False)
+            model(**inputs)
     except Exception as error:  # whatever its code raises
-        if not calls:
+        if not calls and _runs(original, inputs):  # it misses the mask that its own attention needs
             check_calls(model, calls, _PROBE_TOKENS)
         refuse(
             model,
@@ -124,6 +125,15 @@ def _probe(model: Any) -> tuple[list[AttentionCall], str, type]:
     return calls, entered[0], type(left[entered[0]])
 
 
+def _runs(model: Any, inputs: dict[str, Any]) -> bool:
+    """Whether ``model``, with its own attention, takes ``inputs``."""
+    try:
+        copy_sharing_weights(model)(**inputs)
+    except Exception:  # whatever its code raises
+        return False
+    return True
+
+
 def _name_layers(model: nn.Module, calls: Sequence[AttentionCall]) -> list[str]:
     """Gives each attention module the name of its KV cache: its own, as the checkpoint has it."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -133,7 +143,7 @@ def _name_layers(model: nn.Module, calls: Sequence[AttentionCall]) -> list[str]:
 
 
 def _config(model: Any, calls: Sequence[AttentionCall], name: str) -> AdoptedConfig:
-    config, first = model.config, calls[0]
+    config, first = text_config(model), calls[0]
     generation = getattr(model, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
     eos = getattr(config, "eos_token_id", None) if eos is None else eos

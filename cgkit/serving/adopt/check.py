@@ -22,7 +22,8 @@ from cgkit.serving.kv_cache import PagedKVCache
 #: How far a logit may be off, as a part of the largest: the order of sums differs, and nothing else may.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
-_LONG, _SHORT, _FIRST, _BLOCK = 7, 3, 4, 2
+#: Tokens of the two requests, of the long one's first step, and of a block: its second step reads two blocks.
+_LONG, _SHORT, _FIRST, _BLOCK = 21, 3, 17, 16
 
 
 @torch.no_grad()

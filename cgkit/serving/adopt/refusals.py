@@ -92,6 +92,7 @@ def check_model(model: Any) -> None:
             "it is an encoder-decoder, whose decoder attends across to another stream of tokens",
             _at(model),
         )
+    config = text_config(model)
     mixer = _recurrent(model)
     if getattr(model, "_is_stateful", False) or mixer:
         reason = (
@@ -110,6 +111,9 @@ def check_model(model: Any) -> None:
     if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
         refuse(model, "its attention is not causal: a token sees those after it", _at(model))
     _check_rope(model)
+    for attention in _attention_classes(model):
+        if _uses_alibi(model, attention):
+            refuse(model, TELLING["alibi"], place_of(attention, "alibi"))
     if model.get_output_embeddings() is None:
         refuse(model, "it has no output projection (no language modelling head)", _at(model))
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
@@ -117,6 +121,12 @@ def check_model(model: Any) -> None:
     devices = {str(p.device) for p in model.parameters()}
     if len(devices) > 1:
         refuse(model, f"its weights lie on several devices ({', '.join(sorted(devices))})")
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of the part that reads and writes text: of most models, all of it."""
+    whole = model.config
+    return whole.get_text_config() if hasattr(whole, "get_text_config") else whole
 
 
 def _at(model: Any) -> str:
@@ -130,7 +140,8 @@ def _recurrent(model: nn.Module) -> nn.Module | None:
 
 def _check_rope(model: Any) -> None:
     """Rotary positions whose frequencies depend on the longest position of a step cannot be traced once."""
-    rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
+    config = text_config(model)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = (
         [rope, *(each for each in rope.values() if isinstance(each, dict))] if isinstance(rope, dict) else []
     )
@@ -154,7 +165,7 @@ def check_calls(model: Any, calls: Sequence[AttentionCall], num_tokens: int) -> 
     Raises:
         AdoptError: a layer's attention cannot be replaced, or is more than cgkit's.
     """
-    layers = getattr(model.config, "num_hidden_layers", None)
+    layers = getattr(text_config(model), "num_hidden_layers", None)
     if not calls:
         _no_calls(model)
     for call in calls:
@@ -221,32 +232,30 @@ def _check_call(model: Any, call: AttentionCall, num_tokens: int) -> None:
 
 def _no_calls(model: Any) -> NoReturn:
     """No layer asked for an attention by name: says what they do instead, as far as their source tells."""
-    for module in model.modules():
-        if "attention" not in type(module).__name__.lower():
-            continue
-        place = place_of(type(module), "alibi")
-        if _uses_alibi(model, module):
-            refuse(model, "its attention adds ALiBi's slopes to the scores, in code of its own", place)
-    attention = next((m for m in model.modules() if "attention" in type(m).__name__.lower()), None)
+    attention = next(iter(_attention_classes(model)), None)
     if attention is None:
         refuse(model, "no part of it calls an attention, so something else mixes its tokens", _at(model))
     refuse(
         model,
-        f"{type(attention).__name__} computes its attention itself and not through transformers' AttentionInterface, "
+        f"{attention.__name__} computes its attention itself and not through transformers' AttentionInterface, "
         "so it cannot be replaced without editing its code",
-        place_of(type(attention), "softmax", "scaled_dot_product"),
+        place_of(attention, "softmax", "scaled_dot_product"),
     )
 
 
-def _uses_alibi(model: Any, attention: nn.Module) -> bool:
+def _attention_classes(model: nn.Module) -> list[type]:
+    return list(dict.fromkeys(type(m) for m in model.modules() if "attention" in type(m).__name__.lower()))
+
+
+def _uses_alibi(model: Any, attention: type) -> bool:
     """Whether the attention's source names ALiBi, and no setting turns it off."""
-    config = model.config
+    config = text_config(model)
     inner = getattr(config, "attn_config", None)
     for holder in (config, inner):
         if holder is not None and isinstance(getattr(holder, "alibi", None), bool):
             return bool(holder.alibi)
     try:
-        return "alibi" in inspect.getsource(type(attention)).lower()
+        return "alibi" in inspect.getsource(attention).lower()
     except (OSError, TypeError):
         return False
 
