@@ -128,6 +128,7 @@ class LogitsHead(nn.Module):
         super().__init__()
         self._given = _Given(output)
         self._whole = copy_sharing_weights(model, {id(body): self._given})
+        self._whole.generation_config = None  # not needed, and it counts objects anew in each process
         names = {id(part): name for name, part in model.named_modules()}
         self.projection: nn.Module = self._whole.get_submodule(names[id(model.get_output_embeddings())])
         self.plain = False
