@@ -371,6 +371,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "compile time of a deep model against a shallow one: equal pieces are compiled once",
         lambda: _Dedup,
     ),
+    "engine": (
+        "what the engine costs the host beside the model: a step by part, batch by batch",
+        lambda: import_module("cgkit.measuring.bench_engine"),
+    ),
     "events-off": (
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),
@@ -398,6 +402,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "modes": (
         "one decode step through every mode, on a GPU, in one process",
         lambda: import_module("cgkit.measuring.bench_modes"),
+    ),
+    "serve": (
+        "real or made-up traffic through several modes: latencies, batches, padding, which graphs ran",
+        lambda: import_module("cgkit.measuring.bench_serve"),
     ),
     "startup": (
         "a second process with nothing changed against the first: whole start and compile stage",

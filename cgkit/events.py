@@ -261,6 +261,13 @@ class StepRan(Event):
     seconds: float
 
 
+@dataclass(frozen=True)
+class EngineStepRan(Event):
+    """One step of an engine: its :class:`~cgkit.serving.step_report.StepReport`. Emitted only if somebody reads it."""
+
+    report: Any
+
+
 # --- progress --------------------------------------------------------------------------------
 
 

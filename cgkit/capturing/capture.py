@@ -112,6 +112,9 @@ class _Capture:
     ) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
         plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes, largest_first=largest_first)
+        if platform.emulated:  # lays outputs out by the pieces' graphs; one that was loaded is traced for it, now
+            for piece in captured.compiled.split.pieces:
+                _ = piece.graph_module
         with ExitStack() as stack, torch.no_grad(), gc_held_off():
             started = time.perf_counter()
             with self._naming_what_fitted(plan, 0):
@@ -205,7 +208,7 @@ class _Capture:
         assert captured.inputs is not None
         args, kwargs = captured.inputs.at(key.num_tokens)
         metadata = self._metadata_for(key)
-        for _ in range(max(self.num_warmups, self._runs_needed(key, first))):
+        for _ in range(self._runs_before(key, first)):
             with set_forward_context(metadata, batch_descriptor=key):
                 captured.run(*args, **kwargs)
         events.emit(events.CaptureTriggered(mode.name, key.num_tokens, key.uniform_decode))
@@ -213,12 +216,13 @@ class _Capture:
             output = captured.run(*args, **kwargs)
         captured.note_output(key.num_tokens, output)
 
-    def _runs_needed(self, key: BatchDescriptor, first: bool) -> int:
-        """Runs without which a recording would hold the general shape for a compile size: a backend's very
-        first run takes it always, and a size that compiles at first hit must be hit."""
+    def _runs_before(self, key: BatchDescriptor, first: bool) -> int:
+        """The warm-ups, and what a compile size needs beside: a backend's very first run takes the general shape
+        always, so it warms nothing that is recorded (kernels that tune themselves when they first run would do it
+        in the recording), and a size that compiles at first hit must be hit."""
         backends = self.captured.compiled.backends
         unrun = first and any(b.has_choice and not b.first_run_finished for b in backends)
-        return unrun + any(b.compiles_when_hit(key.num_tokens) for b in backends)
+        return unrun + max(self.num_warmups, any(b.compiles_when_hit(key.num_tokens) for b in backends))
 
     def _metadata_for(self, key: BatchDescriptor) -> Any:
         return self.metadata(key) if callable(self.metadata) else self.metadata

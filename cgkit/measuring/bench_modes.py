@@ -153,9 +153,11 @@ class _Bench(DecodeBench):
         return rows
 
     def full_again(self, batch: int) -> list[dict[str, Any]]:
-        """The full graph once more, as close to reduce-overhead in time as it may run."""
-        step = self.steps(batch)["FULL"]
-        return self._measure(batch, {"FULL": step}, "before reduce-overhead") if self.cuda else []
+        """The recorded modes once more, in turn with one another alone: as close to reduce-overhead in time as they
+        may run, and without an eager step between them, in which the GPU idles and slows down."""
+        steps = self.steps(batch)
+        both = {mode: steps[mode] for mode in ("PIECEWISE", "FULL")}
+        return self._measure(batch, both, "before reduce-overhead") if self.cuda else []
 
     def reduce_overhead(self, batch: int) -> list[dict[str, Any]]:
         """``torch.compile(mode="reduce-overhead")`` with the same attention inside; nothing runs after it."""
@@ -197,6 +199,9 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "piecewise_over_full": piecewise["wall_ms"] / full["wall_ms"],
             "host_us_a_piece": piecewise["host_empty_attention_us"] / piecewise["pieces"],
         }
+        if again := by.get(("PIECEWISE", "before reduce-overhead")):
+            alone = by["FULL", "before reduce-overhead"]
+            one["piecewise_over_full_alone"] = again["wall_ms"] / alone["wall_ms"]
         if last := by.get(("reduce-overhead", "last")):
             before = by["FULL", "before reduce-overhead"]
             one["full_over_reduce_overhead"] = before["wall_ms"] / last["wall_ms"]

@@ -144,9 +144,7 @@ class HostStep:
 
     def no_copies(self, undo: ExitStack) -> None:
         """Nothing is sent to the device."""
-        inputs = self.bench.runner.inputs
-        for buffers in (inputs._buffers, inputs._table):
-            marks.swap_attribute(buffers, "send", nothing, undo)
+        marks.swap_attribute(self.bench.runner.inputs.buffers, "send", nothing, undo)
 
 
 def decode_batch(bench: DecodeBench, batch: int) -> list[Scheduled]:

@@ -12,6 +12,7 @@ from cgkit.plotting import (
     mode_charts,
     padding_charts,
     plan_charts,
+    serve_charts,
     start_charts,
 )
 from cgkit.plotting.charts import (
@@ -53,6 +54,7 @@ __all__ = [
     "padding_steps",
     "plan_charts",
     "save",
+    "serve_charts",
     "split_graph",
     "start_charts",
     "style",

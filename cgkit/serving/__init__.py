@@ -9,6 +9,9 @@ from cgkit.serving.attention import AttentionMetadata as AttentionMetadata
 from cgkit.serving.attention import attention as attention
 from cgkit.serving.attention import build_metadata as build_metadata
 from cgkit.serving.attention import unified_attention_with_output as unified_attention_with_output
+from cgkit.serving.engine import Arrival as Arrival
+from cgkit.serving.engine import Engine as Engine
+from cgkit.serving.engine import RequestOutput as RequestOutput
 from cgkit.serving.executor import Executor as Executor
 from cgkit.serving.input_batch import InputBatch as InputBatch
 from cgkit.serving.input_batch import PersistentBuffers as PersistentBuffers
@@ -28,6 +31,8 @@ from cgkit.serving.request import StepOutput as StepOutput
 from cgkit.serving.runner import Runner as Runner
 from cgkit.serving.sampling import SamplingParams as SamplingParams
 from cgkit.serving.sampling import sample as sample
+from cgkit.serving.scheduler import ScheduledStep as ScheduledStep
+from cgkit.serving.scheduler import Scheduler as Scheduler
 from cgkit.serving.tokenizer import ByteTokenizer as ByteTokenizer
 from cgkit.serving.tokenizer import chat_prompt as chat_prompt
 from cgkit.serving.weights import SMOLLM2 as SMOLLM2

@@ -8,7 +8,9 @@ its inputs into the same tensors. That makes the compile side's copy (``cudagrap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ import torch
 
 from cgkit.errors import ServingError
 from cgkit.serving.attention import AttentionMetadata
+from cgkit.serving.device_queue import DeviceQueue
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
-from cgkit.serving.request import Scheduled
+from cgkit.serving.request import Request, Scheduled
 
 _ALIGNMENT = 256  # bytes; no two buffers share a cache line or a vector access
 
@@ -29,33 +32,86 @@ class PersistentBuffers:
     their number. On the CPU both sides are the same memory and nothing is copied. On a GPU the host
     side is pinned and the copy asynchronous: ``host`` may be written again only after the step's
     tokens have been read. A runner that reads them every step does so anyway; one that runs ahead
-    needs two of these.
+    calls :meth:`stage_in` first.
 
     Args:
         shapes: name -> (shape, dtype).
+
+    Attributes:
+        host: name -> the array to write.
+        tensors: name -> the tensor that is read; its address never changes.
+        starts: name -> its first byte in the block.
     """
 
     def __init__(
         self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
     ) -> None:
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-        rounded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
-        self._host = torch.zeros(sum(rounded), dtype=torch.uint8, pin_memory=device.type == "cuda")
-        on_host = device.type == "cpu"
-        self._device = self._host if on_host else torch.zeros_like(self._host, device=device)
-        self.host: dict[str, np.ndarray[Any, Any]] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
-        start = 0
-        for (name, (shape, dtype)), room in zip(shapes.items(), rounded):
-            part = slice(start, start + sizes[name])
-            self.host[name] = self._host[part].view(dtype).view(shape).numpy()
-            self.tensors[name] = self._device[part].view(dtype).view(shape)
-            start += room
+        self._shapes = dict(shapes)
+        size = sum(_rounded(shape, dtype) for shape, dtype in shapes.values())
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        rooms = [_rounded(shape, dtype) for shape, dtype in shapes.values()]
+        self.starts = dict(zip(shapes, accumulate([0, *rooms])))
+        self.host: dict[str, np.ndarray[Any, Any]] = self._arrays()
+        self.tensors: dict[str, torch.Tensor] = self._views(self._device)
+        self._areas: list[torch.Tensor] = []
+        self._parts: dict[tuple[int, int | None], list[tuple[Any, Any, Callable[[], Any]]]] = {}
+        self._turn = 0
+        self._queue: DeviceQueue | None = None
 
-    def send(self) -> None:
-        """Copies everything to the device, behind the work that is queued there."""
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+    def stage_in(self, areas: int, queue: DeviceQueue) -> None:
+        """From now on ``host`` may be written at any time: :meth:`send` first copies it into one of ``areas``
+        staging areas, in turn, and ``queue`` copies from there.
+
+        An area is written again ``areas`` sends later. The caller has to know that the copy before is done by
+        then: one that waits for step n before it sends step n + 2 needs two.
+        """
+        pinned = self._device.is_cuda
+        self._host = torch.zeros_like(
+            self._host, device="cpu"
+        )  # no longer read by the device: not pinned, not shared
+        self._host.copy_(self._device)
+        self.host = self._arrays()
+        self._areas = [
+            torch.zeros(len(self._host), dtype=torch.uint8, pin_memory=pinned) for _ in range(areas)
+        ]
+        self._parts = {}
+        self._queue = queue
+
+    def send(self, stop: int | None = None, start: int = 0) -> None:
+        """Copies everything, or the bytes from ``start`` to ``stop``, to the device, behind the work that is queued
+        there."""
+        if self._queue is not None:
+            self._turn = turn = (self._turn + 1) % len(self._areas)
+            found = self._parts.get((start, stop))
+            if found is None:
+                found = self._parts[start, stop] = [
+                    self._part(area, slice(start, stop)) for area in self._areas
+                ]
+            source, area, copy = found[turn]
+            area[:] = source
+            self._queue.submit(copy)
+        elif self._device is not self._host:
+            self._device[start:stop].copy_(self._host[start:stop], non_blocking=True)
+
+    def _part(self, area: torch.Tensor, part: slice) -> tuple[Any, Any, Callable[[], Any]]:
+        """What is copied into a staging area, the area, and what copies from there."""
+        copy = partial(self._device[part].copy_, area[part], non_blocking=True)
+        return self._host[part].numpy(), area[part].numpy(), copy
+
+    def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: part.numpy() for name, part in self._views(self._host).items()}
+
+    def _views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        views = {}
+        for name, (shape, dtype) in self._shapes.items():
+            start = self.starts[name]
+            views[name] = block[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return views
+
+
+def _rounded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 class InputBatch:
@@ -76,35 +132,41 @@ class InputBatch:
     ) -> None:
         self.max_reqs, self.max_tokens, self.block_size = max_reqs, max_tokens, block_size
         self.max_model_len, self.kv_caches, self.device = max_model_len, kv_caches, device
-        self._buffers = PersistentBuffers(
+        self.width = blocks_needed(max_model_len, block_size)
+        self.buffers = PersistentBuffers(
             {
+                # The first one: a step whose tokens are on the device already sends what stands behind it.
+                "input_ids": ((max_tokens,), torch.int64),
                 "seq_lens": ((max_reqs,), torch.int32),
                 "query_start_loc": ((max_reqs + 1,), torch.int32),
                 "last_token": ((max_reqs,), torch.int64),
-                "input_ids": ((max_tokens,), torch.int64),
                 "positions": ((max_tokens,), torch.int64),
                 "slot_mapping": ((max_tokens,), torch.int64),
                 "token_to_req": ((max_tokens,), torch.int32),
+                # The last one, as it is by far the largest and changes little: a copy stops behind what changed.
+                "block_table": ((max_reqs, self.width), torch.int32),
             },
             device,
         )
-        # Apart from the rest: by far the largest, and seldom changed.
-        width = blocks_needed(max_model_len, block_size)
-        self._table = PersistentBuffers({"block_table": ((max_reqs, width), torch.int32)}, device)
+        start = self.buffers.starts["block_table"]
+        self._behind_ids = self.buffers.starts["seq_lens"]
+        self._stops = [start + rows * self.width * 4 for rows in range(max_reqs + 1)]
         self._rows: list[tuple[list[int], int]] = [([], 0)] * max_reqs  # whose blocks stand in a row
         self._steps = np.arange(max_tokens, dtype=np.int64)
+        #: Counts what was written as a whole: whoever goes on from what it wrote sees whether it is still there.
+        self.writes = 0
         self._decode_of = (0, 0)  # requests and padded tokens of the last step, if it was a decode step
         self._fronts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def input_ids(self) -> torch.Tensor:
         """(max_tokens,) int64, at its fixed address."""
-        return self._buffers.tensors["input_ids"]
+        return self.buffers.tensors["input_ids"]
 
     @property
     def positions(self) -> torch.Tensor:
         """(max_tokens,) int64, each token's place in its request."""
-        return self._buffers.tensors["positions"]
+        return self.buffers.tensors["positions"]
 
     def front(self, num_tokens: int, keep: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """``(input_ids, positions)`` of the first ``num_tokens`` tokens: a model's arguments.
@@ -121,7 +183,7 @@ class InputBatch:
 
     def last_token_rows(self, num_reqs: int) -> torch.Tensor:
         """(num_reqs,) int64: the row of each request's last token in the stream."""
-        return self._buffers.tensors["last_token"][:num_reqs]
+        return self.buffers.tensors["last_token"][:num_reqs]
 
     def fill(self, batch: Sequence[Scheduled], num_padded: int, decode_only: bool) -> AttentionMetadata:
         """Writes ``batch`` into the buffers, padded to ``num_padded`` tokens.
@@ -132,41 +194,62 @@ class InputBatch:
         Raises:
             ServingError: a request has fewer blocks than its tokens need.
         """
+        requests = [request for request, _ in batch]
+        computed = np.fromiter([request.num_computed for request in requests], np.int64, len(batch))
         if decode_only:
-            return self._fill_decode(batch, num_padded)
-        self._decode_of = (0, 0)
-        num_reqs = len(batch)
-        counts = np.fromiter((each.num_tokens for each in batch), np.int64, num_reqs)
-        computed = np.fromiter((each.request.num_computed for each in batch), np.int64, num_reqs)
-        ends, lengths = counts.cumsum(), computed + counts
-        self._fill_block_table(batch, lengths)
-        num_tokens = int(ends[-1])
-        owner = np.repeat(np.arange(num_reqs), counts)
-        positions = self._steps[:num_tokens] + np.repeat(lengths - ends, counts)
-        block = self._table.host["block_table"][owner, positions // self.block_size].astype(np.int64)
+            ids = [request.token_ids[request.num_computed] for request in requests]
+            return self._fill_decode(requests, computed + 1, ids, num_padded)
+        counts = np.fromiter([count for _, count in batch], np.int64, len(batch))
         ids = [t for r, n in batch for t in r.token_ids[r.num_computed : r.num_computed + n]]
+        return self.fill_rows(requests, counts, computed + counts, ids, num_padded, decode_only)
+
+    def fill_rows(
+        self,
+        requests: Sequence[Request],
+        counts: np.ndarray[Any, Any],
+        lengths: np.ndarray[Any, Any],
+        ids: Sequence[int],
+        num_padded: int,
+        decode_only: bool,
+    ) -> AttentionMetadata:
+        """:meth:`fill`, from what is known of each row: how many tokens it runs, how long it is with them, and the
+        tokens of all rows one after the other."""
+        if decode_only:
+            return self._fill_decode(requests, lengths, ids, num_padded)
+        self.writes += 1
+        self._decode_of = (0, 0)
+        num_reqs, ends = len(requests), counts.cumsum()
+        self._check_room(requests, lengths)
+        changed = self.fill_block_table(requests)
+        num_tokens = int(ends[-1])
+        owner = np.repeat(self._steps[:num_reqs], counts)
+        positions = self._steps[:num_tokens] + np.repeat(lengths - ends, counts)
+        block = self.buffers.host["block_table"][owner, positions // self.block_size].astype(np.int64)
         self._put("input_ids", ids, num_tokens, num_padded, 0)
         self._put("positions", positions, num_tokens, num_padded, 0)
         self._put("token_to_req", owner, num_tokens, num_padded, 0)
         slots = block * self.block_size + positions % self.block_size
         self._put("slot_mapping", slots, num_tokens, num_padded, -1)
         self._put_requests(ends, lengths)
-        self._buffers.send()
-        return self._metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), decode_only)
+        self.send(changed)
+        return self.metadata(num_reqs, num_tokens, int(counts.max()), int(lengths.max()), False)
 
-    def _fill_decode(self, batch: Sequence[Scheduled], num_padded: int) -> AttentionMetadata:
-        """:meth:`fill` where each request has one token: row i is request i, so much of it is the last step's already.
+    def _fill_decode(
+        self, requests: Sequence[Request], lengths: np.ndarray[Any, Any], ids: Sequence[int], num_padded: int
+    ) -> AttentionMetadata:
+        """:meth:`fill_rows` where each request has one token: row i is request i, so much is the last step's already.
 
         A decode step's inputs stand between the batch and the first replay, so they are worth a way of their own.
         """
-        count, steps, host = len(batch), self._steps, self._buffers.host
-        positions = np.fromiter([request.num_computed for request, _ in batch], np.int64, count)
-        lengths = positions + 1
-        self._fill_block_table(batch, lengths)
+        self.writes += 1
+        count, steps, host = len(requests), self._steps, self.buffers.host
+        self._check_room(requests, lengths)
+        changed = self.fill_block_table(requests)
+        positions = lengths - 1
         inside = positions // self.block_size
-        slots = self._table.host["block_table"][steps[:count], inside] * np.int64(self.block_size)
+        slots = host["block_table"][steps[:count], inside] * np.int64(self.block_size)
         slots += positions - inside * self.block_size
-        host["input_ids"][:count] = [request.token_ids[request.num_computed] for request, _ in batch]
+        host["input_ids"][:count] = ids
         host["positions"][:count] = positions
         host["slot_mapping"][:count] = slots
         host["seq_lens"][:count] = lengths
@@ -177,8 +260,8 @@ class InputBatch:
             self._put("token_to_req", steps[:count], count, num_padded, 0)
             self._put_requests(steps[:count] + 1, lengths)
             self._decode_of = (count, num_padded)
-        self._buffers.send()
-        return self._metadata(count, count, 1, int(lengths.max()), True)
+        self.send(changed)
+        return self.metadata(count, count, 1, int(lengths.max()), True)
 
     def fill_dummy(self, num_tokens: int, decode_only: bool) -> AttentionMetadata:
         """Inputs for tracing, warming up and recording at ``num_tokens``: valid everywhere, real nowhere.
@@ -187,6 +270,7 @@ class InputBatch:
         (``max_query_len`` 1), which is what makes the attention take its decode kernel and what a
         FULL graph freezes; ``max_seq_len`` is the longest there can be, as it freezes with it.
         """
+        self.writes += 1
         if self.device.type == "cuda":  # no result is read here, which would say that the last copy is done
             torch.cuda.synchronize(self.device)
         self._decode_of = (0, 0)
@@ -199,51 +283,60 @@ class InputBatch:
         self._put("token_to_req", self._steps[:num_tokens] // share, num_tokens, num_tokens, 0)
         self._put("slot_mapping", -1, num_tokens, num_tokens, -1)
         self._put_requests(ends, np.diff(ends, prepend=0))
-        self._buffers.send()
-        self._table.host["block_table"][:] = NULL_BLOCK
-        self._table.send()
+        self.buffers.host["block_table"][:] = NULL_BLOCK
+        self.send([self.max_reqs - 1])
         self._rows = [([], 0)] * self.max_reqs
-        return self._metadata(num_reqs, num_tokens, share, self.max_model_len, decode_only)
+        return self.metadata(num_reqs, num_tokens, share, self.max_model_len, decode_only)
 
-    def _fill_block_table(self, batch: Sequence[Scheduled], lengths: np.ndarray[Any, Any]) -> None:
-        """Only rows whose request or number of blocks changed."""
-        table, changed = self._table.host["block_table"], False
-        for row, (request, _) in enumerate(batch):
+    def fill_block_table(self, requests: Sequence[Request]) -> list[int]:
+        """Writes the rows whose request or number of blocks changed, and returns them."""
+        table, rows, changed = self.buffers.host["block_table"], self._rows, []
+        for row, request in enumerate(requests):
             blocks = request.blocks
-            if len(blocks) * self.block_size < lengths[row]:  # else old entries would be taken for its own
+            held, known = rows[row]
+            if held is not blocks or known != len(blocks):
+                first = known if held is blocks and known < len(blocks) else 0
+                table[row, first : len(blocks)] = blocks[first:]
+                rows[row] = (blocks, len(blocks))
+                changed.append(row)
+        return changed
+
+    def send(self, changed: Sequence[int], with_ids: bool = True) -> None:
+        """Copies all inputs to the device, perhaps without the tokens, and the block table as far as rows of it
+        ``changed``."""
+        stop = self._stops[changed[-1] + 1 if changed else 0]
+        self.buffers.send(stop, 0 if with_ids else self._behind_ids)
+
+    def _check_room(self, requests: Sequence[Request], lengths: np.ndarray[Any, Any]) -> None:
+        """Too few blocks would let old entries of the table be taken for a request's own."""
+        for request, length in zip(requests, lengths.tolist()):
+            if len(request.blocks) * self.block_size < length:
                 raise ServingError(
-                    f"a request of {lengths[row]} tokens has {len(blocks)} blocks of {self.block_size}: "
+                    f"a request of {length} tokens has {len(request.blocks)} blocks of {self.block_size}: "
                     "give it more before the step"
                 )
-            held, count = self._rows[row]
-            if held is not blocks or count != len(blocks):
-                table[row, : len(blocks)] = blocks
-                self._rows[row] = (blocks, len(blocks))
-                changed = True
-        if changed:
-            self._table.send()
 
     def _put(self, name: str, values: Any, count: int, padded: int, padding: int) -> None:
-        buffer = self._buffers.host[name]
+        buffer = self.buffers.host[name]
         buffer[:count] = values
         buffer[count:padded] = padding
 
     def _put_requests(self, ends: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
         """Where each request's tokens end, and how long it is with them; the rest is padding."""
-        count, host = len(ends), self._buffers.host
-        self._put("last_token", ends - 1, count, count, 0)
+        count, host = len(ends), self.buffers.host
+        self._put("last_token", ends - 1, count, self.max_reqs, 0)
         self._put("seq_lens", lengths, count, self.max_reqs, 0)
         host["query_start_loc"][0] = 0
         host["query_start_loc"][1 : count + 1] = ends
         host["query_start_loc"][count + 1 :] = ends[-1]
 
-    def _metadata(
+    def metadata(
         self, num_reqs: int, num_tokens: int, max_query_len: int, max_seq_len: int, decode_only: bool
     ) -> AttentionMetadata:
         """The whole buffers, not views of their fronts: the same tensors in every step."""
-        tensors = self._buffers.tensors
+        tensors = self.buffers.tensors
         return AttentionMetadata(
-            block_table=self._table.tensors["block_table"],
+            block_table=tensors["block_table"],
             seq_lens=tensors["seq_lens"],
             query_start_loc=tensors["query_start_loc"],
             token_to_req=tensors["token_to_req"],

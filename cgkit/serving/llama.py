@@ -347,6 +347,10 @@ class Llama(nn.Module):
         """(rows, hidden_size) -> (rows, vocab_size). Outside of the graph, see the class."""
         return self.lm_head(hidden)
 
+    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """:meth:`compute_logits` into memory that is there already."""
+        torch.mm(hidden, self.lm_head.weight.t(), out=out)
+
     @property
     def attention_layers(self) -> list[str]:
         """The names under which the layers ask for their KV cache, in order."""

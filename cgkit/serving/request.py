@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from cgkit.config import CUDAGraphMode
 from cgkit.forward_context import BatchDescriptor
 from cgkit.serving.sampling import GREEDY, SamplingParams
@@ -27,22 +25,42 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     #: The blocks of the KV cache that hold its tokens, in order.
     blocks: list[int] = field(default_factory=list)
-    #: Its own source of chance, None if greedy.
-    generator: torch.Generator | None = None
+    #: What its draws are made of, together with their numbers; of no use if greedy.
+    seed: int = 0
+    #: Its name in an engine.
+    id: str = ""
     #: Tokens whose keys and values are in the cache.
     num_computed: int = 0
     #: Prompt and answer so far.
     token_ids: list[int] = field(init=False)
-    #: "stop" (an end token), "length" (``max_tokens`` reached), or "" while it runs.
+    #: "stop" (an end token), "length" (``max_tokens`` reached), "abort", or "" while it runs.
     finish_reason: str = ""
+    #: Tokens that steps on their way will bring: they count as known, and their values lie on the device.
+    num_in_flight: int = 0
+    #: Its row in the last step that it took part in.
+    row: int = 0
+    #: How many tokens may be computed before a scheduler must look at it again.
+    room: int = 0
+    #: How many tokens are ever computed: all but the last one.
+    end: int = field(init=False)
+    #: Its number in the queue: whoever has a larger one is younger.
+    arrival: int = 0
+    #: How often it gave its blocks back.
+    preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt)
+        self.end = len(self.token_ids) + self.max_tokens - 1
 
     @property
     def num_pending(self) -> int:
         """Known tokens that have not been run: the whole prompt at first, one while decoding."""
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) + self.num_in_flight - self.num_computed
+
+    @property
+    def tokens_left(self) -> int:
+        """How many more the answer may have."""
+        return self.end + 1 - len(self.token_ids)
 
     @property
     def answer(self) -> list[int]:
@@ -58,7 +76,7 @@ class Request:
         self.token_ids.append(token)
         if token in self.stop_ids:
             self.finish_reason = "stop"
-        elif len(self.token_ids) - len(self.prompt) >= self.max_tokens:
+        elif self.tokens_left <= 0:
             self.finish_reason = "length"
 
 
@@ -95,4 +113,4 @@ class Completion:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str | None  # None without a tokenizer
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length" or "abort"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Integral
@@ -211,7 +211,8 @@ class Runner:
         wanted = [each.wants_token for each in batch]
         # Rows without a wish are computed and dropped: nearly all steps have none.
         params = [r.sampling if wish else GREEDY for r, wish in zip(requests, wanted)]
-        tokens = sample(self.model.compute_logits(rows), params, [r.generator for r in requests]).tolist()
+        seeds, numbers = [r.seed for r in requests], [len(r.token_ids) - len(r.prompt) for r in requests]
+        tokens = sample(self.model.compute_logits(rows), params, seeds, numbers).tolist()
         return [token if wish else None for token, wish in zip(tokens, wanted)]
 
     # --- whole answers ---------------------------------------------------------------------------
@@ -262,41 +263,65 @@ class Runner:
             raise ServingError(
                 f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each"
             )
-        _at_least_1("max_tokens", max_tokens)
-        stop_ids = frozenset(self.model.config.eos_token_ids if stop_at_eos else ())
-        requests = []
-        for number, (prompt, each) in enumerate(zip(prompts, params)):
-            request = Request(self._token_ids(prompt, number), max_tokens, each, stop_ids)
-            self._check_length(request, number)
-            request.generator = each.generator(self.device)
-            requests.append(request)
-        return requests
+        return [
+            self.make_request(prompt, max_tokens, each, stop_at_eos=stop_at_eos, name=f"prompt {number}")
+            for number, (prompt, each) in enumerate(zip(prompts, params))
+        ]
 
-    def _token_ids(self, prompt: Prompt, number: int) -> list[int]:
+    def make_request(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 32,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop_at_eos: bool = True,
+        stop_token_ids: Iterable[int] = (),
+        name: str = "the prompt",
+    ) -> Request:
+        """One request, checked: what :meth:`generate` makes of each prompt. ``name`` is what errors call it.
+
+        Raises:
+            ServingError: the prompt is empty, is text without a tokenizer, holds an unknown token, or with
+                ``max_tokens`` does not fit ``max_model_len`` or the KV cache; or an argument is not what it should be.
+        """
+        _at_least_1("max_tokens", max_tokens)
+        if not isinstance(sampling, SamplingParams):
+            raise ServingError(f"sampling={sampling!r} of {name}: give SamplingParams")
+        ids = self._token_ids(prompt, name)
+        stops = {*self._known(stop_token_ids, f"stop_token_ids of {name}")}
+        stops.update(self.model.config.eos_token_ids if stop_at_eos else ())
+        self._check_length(len(ids), max_tokens, name)
+        return Request(ids, max_tokens, sampling, frozenset(stops), seed=sampling.request_seed())
+
+    def _token_ids(self, prompt: Prompt, name: str) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ServingError(
-                    f"prompt {number} is text, and the runner has no tokenizer; give token ids, or "
-                    "Runner(model, tokenizer)"
+                    f"{name} is text, and the runner has no tokenizer; give token ids, or Runner(model, tokenizer)"
                 )
             prompt = self.tokenizer.encode(prompt) if prompt else []
-        try:
-            ids = [index(token) for token in prompt]
-        except TypeError as error:
-            raise ServingError(f"prompt {number} is neither text nor a list of token ids: {error}") from error
+        ids = self._known(prompt, name)
         if not ids:
-            raise ServingError(f"prompt {number} is empty; a request needs at least one token")
-        size = self.model.config.vocab_size
-        if wrong := [token for token in ids if not 0 <= token < size]:
-            raise ServingError(f"prompt {number} has token {wrong[0]}, and the vocabulary ends at {size - 1}")
+            raise ServingError(f"{name} is empty; a request needs at least one token")
         return ids
 
-    def _check_length(self, request: Request, number: int) -> None:
-        length, room = len(request.prompt), min(self.max_model_len, self.kv_cache.max_tokens)
-        if length + request.max_tokens > room:
+    def _known(self, tokens: Iterable[int], name: str) -> list[int]:
+        """``tokens`` as a list of tokens that the model has."""
+        try:
+            ids = [index(token) for token in tokens]
+        except TypeError as error:
+            raise ServingError(f"{name} is neither text nor a list of token ids: {error}") from error
+        size = self.model.config.vocab_size
+        if wrong := [token for token in ids if not 0 <= token < size]:
+            raise ServingError(f"{name} has token {wrong[0]}, and the vocabulary ends at {size - 1}")
+        return ids
+
+    def _check_length(self, length: int, max_tokens: int, name: str) -> None:
+        room = min(self.max_model_len, self.kv_cache.max_tokens)
+        if length + max_tokens > room:
             limit = "max_model_len" if room == self.max_model_len else "the KV cache"
             raise ServingError(
-                f"prompt {number} has {length} tokens and may get {request.max_tokens} more, but {limit} "
+                f"{name} has {length} tokens and may get {max_tokens} more, but {limit} "
                 f"holds {room}: shorten the prompt, lower max_tokens"
                 f"{f' to {room - length}' if length < room else ''}, or build the runner with a larger "
                 f"{'max_model_len' if room == self.max_model_len else 'kv_cache_tokens'}"

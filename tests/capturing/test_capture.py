@@ -338,6 +338,22 @@ def test_a_static_size_is_what_is_recorded_even_without_warm_ups(device):
     assert len(ran) == expected
 
 
+def test_a_static_size_is_warmed_up_itself_and_not_the_general_shape_in_its_place():
+    made = toy("cpu", compile_sizes=(2,))
+    static_runs = []
+    for backend in made.backends:
+        entry = backend.concrete_size_entries[2]
+        static = entry.runnable
+        entry.runnable = lambda *args, static=static: (static_runs.append(args[0]), static(*args))[1]
+    before = []
+    unsubscribe = events.subscribe(events.CaptureTriggered, lambda event: before.append(len(static_runs)))
+    try:
+        capture(made, [2])
+    finally:
+        unsubscribe()
+    assert before == [len(made.backends)]  # the very first run takes the general shape, so it is no warm-up
+
+
 def test_large_sizes_are_recorded_first(device):
     with events.record(events.CaptureTriggered, events.CaptureFinished, events.Progress) as log:
         captured = capture(shared_toy(device), [1, 4, 2], mode="FULL_AND_PIECEWISE", uniform_sizes=[1, 2])

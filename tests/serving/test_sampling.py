@@ -12,15 +12,13 @@ logits_of = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12).map(to
 
 
 def draw(logits, params, count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [int(sample(logits[None], [params], [generator])) for _ in range(count)]
+    return [int(sample(logits[None], [params], [seed], [number])) for number in range(count)]
 
 
 def test_greedy_takes_the_largest_and_mixes_with_drawing_rows():
     logits = torch.tensor([[0.0, 3.0, 1.0], [9.0, 0.0, 0.0], [0.0, 0.0, 50.0]])
     params = [GREEDY, GREEDY, SamplingParams(temperature=1.0, seed=1)]
-    generators = [each.generator("cpu") for each in params]
-    assert sample(logits, params, generators).tolist() == [1, 0, 2]
+    assert sample(logits, params, [0, 0, 1], [5, 5, 5]).tolist() == [1, 0, 2]
 
 
 @settings(deadline=None, max_examples=60)
@@ -51,12 +49,26 @@ def test_draws_follow_the_probabilities():
 def test_a_seed_belongs_to_the_request_and_not_to_the_batch():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=1.5, seed=11)
-    alone = [int(sample(logits[1:2], [params], [params.generator("cpu")]))]
-    others = [SamplingParams(temperature=1.0, seed=s) for s in (1, 2)]
+    alone = [int(sample(logits[1:2], [params], [11], [number])) for number in range(30)]
+    others = [SamplingParams(temperature=1.0, top_k=7), SamplingParams(temperature=0.3, top_p=0.8)]
     batch = [others[0], params, others[1]]
-    together = sample(logits, batch, [each.generator("cpu") for each in batch])
-    assert together[1].item() == alone[0]
+    together = [sample(logits, batch, [1, 11, 2], [9 - number, number, 4]) for number in range(30)]
+    assert [tokens[1].item() for tokens in together] == alone and len(set(alone)) > 5
     assert draw(logits[0], params, 20, seed=3) != draw(logits[0], params, 20, seed=4)
+
+
+def test_draws_of_neighbouring_seeds_numbers_and_tokens_are_independent():
+    """Uniform logits: each of 8 tokens an eighth of the time along every axis, and no axis follows another."""
+    hot, size, count = SamplingParams(temperature=1.0), 8, 64
+    rows = torch.zeros(count, size)
+    drawn = torch.stack([sample(rows, [hot] * count, range(count), [n] * count) for n in range(count)])
+    expected = count * count / size
+    for table in (drawn, drawn[1:] * size + drawn[:-1], drawn[:, 1:] * size + drawn[:, :-1]):
+        cells = torch.bincount(table.flatten(), minlength=size if table is drawn else size * size)
+        expected = table.numel() / len(cells)
+        chi = float(((cells - expected) ** 2 / expected).sum())
+        degrees = len(cells) - 1
+        assert abs(chi - degrees) < 5 * (2 * degrees) ** 0.5
 
 
 def test_top_k_1_is_greedy_at_any_temperature():
