@@ -112,7 +112,9 @@ class _Capture:
     ) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
         plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes, largest_first=largest_first)
-        if platform.emulated:  # lays outputs out by the pieces' graphs; one that was loaded is traced for it, now
+        if (
+            platform.emulated
+        ):  # lays outputs out by the pieces' graphs; one that was loaded is traced for it, now
             for piece in captured.compiled.split.pieces:
                 _ = piece.graph_module
         with ExitStack() as stack, torch.no_grad(), gc_held_off():

@@ -1,12 +1,14 @@
 """Greedy tokens of each family, through the runner, in every mode: what ``transformers`` itself generates."""
 
+import random
+
 import pytest
 import torch
 
 import cgkit
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import ServingError
-from cgkit.serving import Runner
+from cgkit.serving import Engine, Runner
 
 from .families import FAMILIES, VOCAB, alone, build, config_of, family, least_gap
 
@@ -38,6 +40,7 @@ def runner_of(model, **config):
         max_model_len=48,
         max_num_batched_tokens=STEP,
         block_size=4,
+        kv_cache_tokens=44,  # the longest request's, and little more: an engine must take blocks away
     )
 
 
@@ -45,9 +48,29 @@ def answers_of(runner):
     return [answer.token_ids for answer in runner.generate(prompts(), COUNT, stop_at_eos=False)]
 
 
+def answers_of_engine(runner, mode):
+    """The same prompts through continuous batching: in another order, each some steps after the one before it."""
+    engine, answers, names = Engine(runner), {}, {}
+    chance = random.Random(mode)
+
+    def step():
+        for output in engine.step():
+            if output.finished:
+                answers[names[output.request_id]] = output.token_ids
+
+    for number in chance.sample(range(len(LENGTHS)), len(LENGTHS)):
+        for _ in range(chance.choice([0, 0, 1, 3])):
+            step()
+        names[engine.add_request(prompts()[number], COUNT, stop_at_eos=False)] = number
+    while engine.has_work:
+        step()
+    assert engine.num_preemptions > 0
+    return [answers[number] for number in range(len(LENGTHS))]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_tokens_equal_transformers_own_in_every_mode(name):
-    """Traced and compiled once, recorded anew for each mode."""
+    """By the runner and by the engine. Traced and compiled once, recorded anew for each mode."""
     model = family(name)
     expected = expected_of(model)
     runner = runner_of(model, cudagraph_mode="FULL_AND_PIECEWISE")
@@ -56,6 +79,7 @@ def test_greedy_tokens_equal_transformers_own_in_every_mode(name):
             runner.executor.mode = CUDAGraphMode[mode]
             runner.capture_model()
             assert answers_of(runner) == expected, mode
+            assert answers_of_engine(runner, mode) == expected, mode
             recorded = runner.executor.captured
             assert (recorded is None) == (mode == "NONE")
     assert len(runner.executor.split.pieces) == 2 * 2 + 1
