@@ -114,7 +114,7 @@ class _Capture:
         plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes, largest_first=largest_first)
         if (
             platform.emulated
-        ):  # lays outputs out by the pieces' graphs; one that was loaded is traced for it, now
+        ):  # lays outputs out by the pieces' graphs, and nothing can be traced while it records
             for piece in captured.compiled.split.pieces:
                 _ = piece.graph_module
         with ExitStack() as stack, torch.no_grad(), gc_held_off():
