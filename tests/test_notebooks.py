@@ -6,11 +6,11 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import jupytext
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+jupytext = pytest.importorskip("jupytext", reason="the notebooks' sources are paired by jupytext")
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 TOUR = FOLDER / "00_tour.ipynb"

@@ -65,6 +65,10 @@ class CudaGraph:
         self._kept = kept
         self.replay: Callable[[], None] = super(torch.cuda.CUDAGraph, graph).replay
 
+    def prepared_replay(self, stream: torch_hooks.LaunchStream) -> Callable[[], None] | None:
+        """The cheapest replay there is, for a plan; see :func:`cgkit.torch_hooks.fixed_graph_launch`. Replays once."""
+        return torch_hooks.fixed_graph_launch(self.graph, stream.device_index, stream)
+
     def num_nodes(self) -> int | None:
         """Counted where the platform keeps its graphs and ``cuda.bindings`` is installed; else None:
         torch destroys the editable graph after instantiating it."""

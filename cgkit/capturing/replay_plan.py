@@ -123,7 +123,7 @@ class _Layout:
         self.wrappers = dict(zip(names, wrappers))
         self.planned: list[PlannedCall] = []
         self.operators: list[DirectCall] = []
-        self.prepared = False
+        self.prepared = self.follows_stream = False
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayPlan:
         traced = self.compiled.split.traced
@@ -134,7 +134,7 @@ class _Layout:
         result = self.compiled.bind(lambda *_: outputs)(*args, **kwargs)
         fixed = {name: getattr(self.coming.metadata, name) for name in sorted(self.coming.fixed_names)}
         calls = [call for one in self.planned for call in one.calls]
-        if self.prepared and self.coming.stream is not None:
+        if self.follows_stream or (self.prepared and self.coming.stream is not None):
             calls.insert(0, self.coming.stream.follow)
         return ReplayPlan(
             self.key,
@@ -175,10 +175,13 @@ class _Layout:
             where = f"{piece.name} at {tuple(self.key)}"
             raise Refusal(str(entry.reader.moved(where, entry.addresses, args, {}, metadata)))
         writes = tuple(tensor for _, tensor in tensor_leaves(entry.output))
-        replay = entry.graph.replay
-        self.planned.append(
-            PlannedCall("replay", piece.name, "graph", (replay,), replay, writes, "graph replay")
-        )
+        replay, how = entry.graph.replay, "graph replay"
+        prepare = getattr(entry.graph, "prepared_replay", None)
+        direct = prepare(self.coming.stream) if prepare and self.coming.stream is not None else None
+        if direct is not None:
+            self.follows_stream, how = True, "cuGraphLaunch"
+        calls = (direct or replay,)
+        self.planned.append(PlannedCall("replay", piece.name, "graph", calls, replay, writes, how))
         return entry.output
 
     # --- between pieces --------------------------------------------------------------------------

@@ -76,7 +76,7 @@ from cgkit.torch_hooks.inductor_patches import (
     load_from_graph_cache,
     put_graph_cache_files,
 )
-from cgkit.torch_hooks.launches import LaunchStream, fixed_launch
+from cgkit.torch_hooks.launches import LaunchStream, fixed_graph_launch, fixed_launch
 from cgkit.torch_hooks.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -161,6 +161,7 @@ __all__ = [
     "fake_mode_of",
     "fake_tensor_mode",
     "find_cpp_compiler",
+    "fixed_graph_launch",
     "fixed_launch",
     "forget_code",
     "free_symbol_names",

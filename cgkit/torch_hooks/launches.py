@@ -1,8 +1,8 @@
-"""Launching a compiled Triton kernel whose grid and arguments never change again.
+"""Launching a compiled Triton kernel whose grid and arguments never change again, or a recorded graph.
 
 Every private reach into Triton and into the CUDA driver that a prepared launch needs stands here: the compiled
-kernel's ``run``, and ``cuLaunchKernel`` through ctypes with the parameter block packed once. What is not as it was
-on the versions named here gives way to the next slower form, and says so in ``how``.
+kernel's ``run``, ``cuLaunchKernel`` through ctypes with the parameter block packed once, and ``cuGraphLaunch``. What is
+not as it was on the versions named here gives way to the next slower form, and says so in ``how``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from cgkit.errors import ReplayError
 from cgkit.torch_hooks.cuda import current_raw_stream
@@ -27,9 +29,10 @@ class LaunchStream:
     Run on torch 2.13 (CPU, with a stand-in for the driver).
     """
 
-    __slots__ = ("argument", "follow")
+    __slots__ = ("argument", "device_index", "follow")
 
     def __init__(self, device_index: int) -> None:
+        self.device_index = device_index
         self.argument = argument = ctypes.c_void_p(current_raw_stream(device_index))
         look_up = current_raw_stream
 
@@ -74,6 +77,29 @@ def fixed_launch(
     return launch
 
 
+def fixed_graph_launch(
+    graph: torch.cuda.CUDAGraph, device_index: int, stream: LaunchStream
+) -> Callable[[], None] | None:
+    """A callable without arguments that launches ``graph`` on ``stream``; None where ``graph.replay`` must do it.
+
+    ``replay`` looks up device, stream and random generators at each call, a third of its time on the host. A graph
+    that draws random numbers needs that: its generator moves on with each replay. It is replayed once here to see.
+
+    Run on torch 2.13 (CPU, with stand-ins for driver and graph). Written for torch 2.11 (CUDA).
+    """
+    try:
+        launch = _driver().cuGraphLaunch
+        executable = ctypes.c_void_p(int(graph.raw_cuda_graph_exec()))
+    except (_OtherwiseError, AttributeError, RuntimeError, TypeError):
+        return None
+    generator = torch.cuda.default_generators[device_index]
+    before = generator.get_offset()
+    graph.replay()
+    if generator.get_offset() != before:
+        return None
+    return functools.partial(launch, executable, stream.argument)
+
+
 def _run(run: Callable[..., None], grid: Any, stream: LaunchStream, arguments: tuple[Any, ...]) -> None:
     run(grid, stream.raw, arguments)
 
@@ -98,7 +124,7 @@ def _driver() -> Any:
     a launch takes less time than giving it away and getting it back."""
     try:
         library = ctypes.PyDLL("libcuda.so.1")
-        library.cuLaunchKernel.restype = _Results({0: None}).__getitem__
+        library.cuLaunchKernel.restype = library.cuGraphLaunch.restype = _Results({0: None}).__getitem__
         library.cuFuncGetParamInfo.restype = ctypes.c_int
     except (OSError, AttributeError) as error:  # no driver, or one older than 12.4
         raise _OtherwiseError(f"no driver that lists a kernel's parameters: {error}") from error

@@ -12,7 +12,7 @@ import torch
 
 from cgkit.errors import ReplayError
 from cgkit.kernels.launch import CachedLaunch
-from cgkit.torch_hooks import LaunchStream, fixed_launch, launches
+from cgkit.torch_hooks import LaunchStream, fixed_graph_launch, fixed_launch, launches
 
 METADATA = {"num_warps": 4, "shared": 512, "num_ctas": 1, "cluster_dims": (1, 1, 1), "launch_pdl": False}
 
@@ -194,3 +194,67 @@ def test_prepared_and_ordinary_attention_agree(news: list[int]) -> None:
                 call()
         stream.synchronize()
         assert torch.equal(case.output, expected)
+
+
+class Graph:
+    """A recorded graph; each replay moves the generator on by ``draws``."""
+
+    def __init__(self, generator: Any, draws: int) -> None:
+        self.generator, self.draws, self.replays = generator, draws, 0
+
+    def raw_cuda_graph_exec(self) -> int:
+        return 1 << 40
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.generator.offset += self.draws
+
+
+@pytest.mark.parametrize("draws", [0, 4])
+def test_a_graph_is_launched_directly_unless_it_draws_random_numbers(
+    monkeypatch: pytest.MonkeyPatch, stream: Any, draws: int
+) -> None:
+    launched: list[tuple[int, int | None]] = []
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    launch = kind(lambda graph, raw: launched.append((graph, raw)) or 0)
+    launch.restype = launches._Results({0: None}).__getitem__
+    monkeypatch.setattr(launches, "_driver", lambda: SimpleNamespace(cuGraphLaunch=launch))
+    generator = SimpleNamespace(offset=8, get_offset=lambda: generator.offset)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    graph = Graph(generator, draws)
+    direct = fixed_graph_launch(graph, 0, stream.made)
+    assert graph.replays == 1 and not launched
+    if draws:
+        assert direct is None
+        return
+    direct()
+    stream.current[0] = 9
+    stream.made.follow()
+    direct()
+    assert launched == [(1 << 40, 5), (1 << 40, 9)] and graph.replays == 1
+
+
+def test_a_graph_without_a_raw_handle_is_replayed_by_torch(
+    monkeypatch: pytest.MonkeyPatch, stream: Any
+) -> None:
+    monkeypatch.setattr(launches, "_driver", lambda: SimpleNamespace(cuGraphLaunch=None))
+    assert fixed_graph_launch(SimpleNamespace(replay=lambda: None), 0, stream.made) is None
+
+
+@pytest.mark.gpu
+def test_recorded_graphs_through_the_driver() -> None:
+    x, drawn = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
+    graphs = []
+    for work in (lambda: x.add_(1), lambda: drawn.normal_()):
+        work()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            work()
+    made = LaunchStream(torch.cuda.current_device())
+    direct = fixed_graph_launch(graphs[0], torch.cuda.current_device(), made)
+    x.zero_()
+    made.follow()
+    for _ in range(3):
+        direct()
+    assert x.tolist() == [3.0] * 8
+    assert fixed_graph_launch(graphs[1], torch.cuda.current_device(), made) is None
