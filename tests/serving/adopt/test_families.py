@@ -110,6 +110,15 @@ def test_two_shapes_of_one_class_in_one_process_are_told_apart():
     assert answers == [expected_of(model) for model in models] and answers[0] != answers[1]
 
 
+@pytest.mark.slow
+def test_a_second_start_loads_the_trace_and_another_shape_does_not(compile_cache):
+    model, other = (build(config_of("GPT2", layer_norm_epsilon=eps)) for eps in (1e-5, 0.1))
+    for each, loaded in ((model, 0), (model, 1), (other, 0)):
+        with cgkit.compilation_counter.expect(num_traces_loaded=loaded, num_traces_saved=1 - loaded):
+            runner = runner_of(each, compiler="inductor").capture_model()
+        assert answers_of(runner) == expected_of(each)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FAMILIES)
