@@ -166,8 +166,10 @@ def _in_place(traced: TracedGraph) -> list[BufferWrite]:
 def _run_watched(traced: TracedGraph, watch: _WriteWatch) -> None:
     interpreter = _NodeByNode(traced.graph_module, watch)
     try:
-        with torch.no_grad(), traced.tracing(), traced.fake_mode, watch:
-            interpreter.run(*traced.example_inputs)
+        with traced.tracing(), torch_hooks.running_fake(traced.fake_mode), watch:
+            # Looking must leave no trace: what asks a size as a number would fix the token count to the example's.
+            with torch_hooks.without_new_guards(traced.fake_mode):
+                interpreter.run(*traced.example_inputs)
     except Exception as error:
         raise TraceError(
             f"cannot check {traced.model_name} for writes to its own tensors: node {interpreter.at} fails "

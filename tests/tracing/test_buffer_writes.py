@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from cgkit import torch_hooks
 from cgkit.errors import BufferWriteError
 from cgkit.tracing import article_check, decompile, find_buffer_writes, raise_on_buffer_writes, trace
 from cgkit.tracing.exhibit import buffer_check_exhibit
@@ -283,3 +284,29 @@ def test_the_articles_check_as_an_exhibit():
     assert verdicts.count("misses it") >= 2 and "fires for nothing" in verdicts and "right" in verdicts
     assert article_check(trace(LocalDict(), torch.randn(3, 4)).code)
     assert not article_check(trace(Assign(), torch.randn(3, 4)).code)
+
+
+def test_looking_for_writes_fixes_no_size():
+    asks = [False]
+
+    @torch.library.custom_op("cgkit_test::asks_a_size", mutates_args=())
+    def asks_a_size(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @asks_a_size.register_fake
+    def _(x):
+        return x.new_empty(int(x.shape[0]) if asks[0] else x.shape[0], x.shape[1])
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.cgkit_test.asks_a_size(x) * self.weight
+
+    traced = trace(Model(), torch.ones(6, 4))
+    asks[0] = True
+    assert find_buffer_writes(traced) == []
+    (x,) = [e for e in traced.example_inputs if isinstance(e, torch.Tensor) and e.dim() == 2]
+    assert not torch_hooks.symbolic_expression(x.shape[0]).is_number
