@@ -37,6 +37,7 @@ _WHERE = {
     "measuring.plan_sizes": "plan_capture_sizes",
     "measuring.predict_pool": "predict_pool",
     "serving": "Engine Runner SamplingParams load_model",
+    "serving.adopt": "adopt",
     "measuring.compile_log": "CompilationLog record_compilation",
     "measuring.expected_counters": "counters_table",
     "measuring.explain": "explain",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
     from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
     from cgkit.serving import Engine, Runner, SamplingParams, load_model
+    from cgkit.serving.adopt import adopt  # type: ignore[no-redef]
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]
     from cgkit.tracing import TracedGraph, trace  # type: ignore[no-redef]
 

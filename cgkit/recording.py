@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from torch import fx
-
 
 class Recorder(Protocol):
     """What compiled code needs to know of an emulated recording."""
@@ -21,11 +19,11 @@ class Recorder(Protocol):
     def opaque_call(
         self,
         runnable: Callable[..., Sequence[Any]],
-        graph: fx.GraphModule,
+        on_fakes: Callable[..., Any],
         args: Sequence[Any],
     ) -> Sequence[Any]:
-        """Records ``runnable(*args)`` without running it; ``graph`` is the same piece uncompiled,
-        from which shapes, strides and aliasing of the outputs are found under fake tensors."""
+        """Records ``runnable(*args)`` without running it; ``on_fakes`` is the same piece uncompiled (its graph, or
+        code), from which shapes, strides and aliasing of the outputs are found under fake tensors."""
         ...
 
 

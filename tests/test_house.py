@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 import cgkit
 from cgkit import torch_hooks
@@ -144,13 +145,26 @@ def test_commands_of_the_readme_exist():
         run(sys.executable, "-m", "cgkit", command, "--help")
 
 
+def check_own_model(names):
+    assert [len(answer.token_ids) for answer in names["tokens"]] == [8, 8]
+    assert names["mine_captured"].num_graphs == 4 * 2
+    plain = names["MyModel"](compilation_config=cgkit.CompilationConfig(level=0))
+    plain.load_state_dict(names["mine"].state_dict())
+    for size in (1, 6, 8, 11):
+        rows = torch.randn(size, 16, generator=torch.Generator().manual_seed(size))
+        torch.testing.assert_close(names["mine"](rows), plain(rows))
+
+
 def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it writes a file
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     names: dict[str, object] = {}
-    for code in blocks:  # each goes on where the one before it ended
-        exec(code, names)
+    for number, code in enumerate(blocks):  # each goes on where the one before it ended
+        path = tmp_path / f"block_{number}.py"  # Dynamo does not look into code without a file
+        path.write_text(code)
+        exec(compile(code, path, "exec"), names)
+    check_own_model(names)
     assert names["timeline"].bill().wall_us > 0
     assert (tmp_path / "for-perfetto.json.gz").stat().st_size > 0
     assert len(names["split"].pieces) == 9

@@ -112,6 +112,9 @@ class _Capture:
     ) -> None:
         captured, platform, pool = self.captured, self.captured.platform, self.captured.pool
         plan = captured.dispatcher.planned_keys(uniform_sizes=uniform_sizes, largest_first=largest_first)
+        if platform.emulated:  # asks for each piece uncompiled, and no model can be traced while it records
+            for backend in captured.compiled.backends:
+                backend.piece.on_fakes  # noqa: B018
         with ExitStack() as stack, torch.no_grad(), gc_held_off():
             started = time.perf_counter()
             with self._naming_what_fitted(plan, 0):

@@ -7,7 +7,7 @@ are remembered by the layout of their arguments, since the layers of a model rep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Layouts:
 
     def __init__(self) -> None:
         self._calls: dict[Any, Any] = {}
-        self._by_graph: weakref.WeakKeyDictionary[fx.GraphModule, _Memo] = weakref.WeakKeyDictionary()
+        self._by_graph: weakref.WeakKeyDictionary[Callable[..., Any], _Memo] = weakref.WeakKeyDictionary()
         self._by_content: weakref.WeakValueDictionary[Any, _Memo] = weakref.WeakValueDictionary()
 
     def of_call(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -104,9 +104,9 @@ class Layouts:
             known = self._calls[key] = (_run_call(op, args, kwargs),)
         return known[0]
 
-    def of_piece(self, graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
+    def of_piece(self, graph: Callable[..., Any], args: Sequence[Any]) -> PieceLayout:
         """The outputs of ``graph(*args)``, with the memory that they share among each other and with
-        ``args``. Pieces with equal content are looked at once."""
+        ``args``. Pieces with equal content are looked at once. ``graph``: a piece's ``on_fakes``."""
         memo = self._by_graph.get(graph)
         if memo is None:
             memo = self._by_graph[graph] = self._by_content.setdefault(_content(graph), _Memo())
@@ -154,9 +154,11 @@ def _run_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return map_tensors(lambda _, tensor: TensorLayout.of(tensor), result)
 
 
-def _content(graph: fx.GraphModule) -> Any:
+def _content(graph: Callable[..., Any]) -> Any:
     """Equal only for graphs that compute the same; how their nodes are called (the layers' parameters
-    have their own names) plays no part."""
+    have their own names) plays no part. Stored code is one object for equal pieces."""
+    if not isinstance(graph, fx.GraphModule):
+        return id(graph)
     numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
 
     def part(value: Any) -> Any:
@@ -195,7 +197,7 @@ def _piece_key(args: Sequence[Any]) -> Any:
     return tuple(parts)
 
 
-def _run_piece(graph: fx.GraphModule, args: Sequence[Any]) -> PieceLayout:
+def _run_piece(graph: Callable[..., Any], args: Sequence[Any]) -> PieceLayout:
     with torch.inference_mode(False), torch.no_grad():
         mode = torch_hooks.fake_tensor_mode(allow_real_inputs=True)
         fakes = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]

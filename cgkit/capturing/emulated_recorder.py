@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from cgkit import torch_hooks
@@ -135,7 +134,7 @@ class EmulatedRecorder(TorchDispatchMode):
         return self._record(func, args, kwargs)
 
     def opaque_call(
-        self, runnable: Callable[..., Sequence[Any]], graph: fx.GraphModule, args: Sequence[Any]
+        self, runnable: Callable[..., Sequence[Any]], on_fakes: Callable[..., Any], args: Sequence[Any]
     ) -> Sequence[Any]:
         """Records a compiled piece as one call (see :class:`cgkit.recording.Recorder`).
 
@@ -144,7 +143,7 @@ class EmulatedRecorder(TorchDispatchMode):
         """
         with torch_hooks.without_dispatch_modes():
             layout = self._checked(
-                getattr(runnable, "__name__", "a compiled piece"), self._layouts.of_piece, graph, args
+                getattr(runnable, "__name__", "a compiled piece"), self._layouts.of_piece, on_fakes, args
             )
             storages = []
             for nbytes, dtype in zip(layout.storage_bytes, layout.storage_dtypes):

@@ -157,7 +157,7 @@ class PiecewiseBackend:
         recorder = active.recorder
         if recorder is None:
             return runnable(*args)
-        return recorder.opaque_call(runnable, self.graph, args)
+        return recorder.opaque_call(runnable, self.piece.on_fakes, args)
 
     def compiles_when_hit(self, num_tokens: int) -> bool:
         """Whether a run of ``num_tokens`` would be compiled first (``compile_at="first_hit"``)."""

@@ -172,8 +172,8 @@ class _Bench(DecodeBench):
         host = {name: Times() for name in steps if hollow and name != "eager"}
 
         def host_turns() -> None:
-            held = [each for each in (self.executor.captured, self._pieces) if each is not None]
-            with empty_attention(*held):
+            captured = self.executor.captured
+            with empty_attention(*([] if captured is None else [captured])):
                 for name, times in host.items():
                     times.turn(steps[name], self.cuda)
 

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import torch
 
-from cgkit.capturing import CapturedGraphs
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError, ConfigError, ServingError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
@@ -121,9 +120,6 @@ class DecodeBench:
         )
         self.executor = self.runner.executor
 
-        self._pieces: CapturedGraphs | None = None
-        self._pieces_of: CapturedGraphs | None = None
-
     def capture(self) -> None:
         """Compiles, and records every size in both modes."""
         self.executor.compile(self.runner.inputs)
@@ -135,20 +131,6 @@ class DecodeBench:
         if hasattr(inputs, "front"):
             return inputs.front(size)
         return inputs.input_ids[:size], inputs.positions[:size]
-
-    def _piecewise(self, forward: Step) -> Step:
-        """What a PIECEWISE decode step calls. Where decode batches have whole graphs of their own, no replay plan is
-        laid out for them in pieces: then the pieces are recorded once more, by themselves."""
-        captured = self.executor.captured
-        if captured is None or not getattr(captured, "plans", None) or not captured.mode.separate_routine():
-            return forward
-        if self._pieces_of is not captured:
-            if self._pieces is not None:
-                self._pieces.free()
-            self._pieces = self.executor.record(self.runner.inputs, mode=CUDAGraphMode.PIECEWISE)
-            self._pieces_of = captured
-        assert self._pieces is not None
-        return self._pieces.run
 
     def prepared(self, batch: int) -> Any:
         """Fills the buffers once: ``batch`` requests, each with one new token after ``context`` others."""
@@ -165,24 +147,23 @@ class DecodeBench:
     def steps(self, batch: int) -> dict[str, Step]:
         """The step of each mode: the model up to its last norm, on buffers that are filled already."""
         forward = self.executor.forward
-        pieces = self._piecewise(forward)
         metadata, (ids, positions), model = self.prepared(batch), self.front(batch), self.model
 
         def eager() -> Any:
             with set_forward_context(metadata):
                 return model(ids, positions)
 
-        def routed(mode: CUDAGraphMode, key: BatchDescriptor | None, call: Step = forward) -> Step:
+        def routed(mode: CUDAGraphMode, key: BatchDescriptor | None) -> Step:
             def step() -> Any:
                 with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-                    return call(ids, positions)
+                    return forward(ids, positions)
 
             return step
 
         return {
             "eager": eager,
             "compiled": routed(CUDAGraphMode.NONE, None),
-            "PIECEWISE": routed(CUDAGraphMode.PIECEWISE, BatchDescriptor(batch), pieces),
+            "PIECEWISE": routed(CUDAGraphMode.PIECEWISE, BatchDescriptor(batch)),
             "FULL": routed(CUDAGraphMode.FULL, BatchDescriptor(batch, True)),
         }
 

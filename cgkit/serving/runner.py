@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -56,7 +56,7 @@ class Runner:
     batch 1 with the eager model.
 
     Args:
-        model: its parameters tell device and type; see :func:`cgkit.serving.load_model`.
+        model: its parameters tell device and type; see :func:`cgkit.serving.load_model` and :func:`cgkit.adopt`.
         tokenizer: needed for prompts that are text; a :class:`cgkit.serving.tokenizer.Tokenizer`.
         max_num_seqs: requests in one step; None: what ``config`` says.
         max_model_len: tokens of one request, prompt and answer; None: the model's, at most 2048.
@@ -89,12 +89,13 @@ class Runner:
         weight = model.lm_head.weight
         self.model, self.tokenizer = model, tokenizer
         self.device, self.dtype = weight.device, weight.dtype
-        longest = model.config.max_position_embeddings
+        longest, why = model.config.max_position_embeddings, getattr(model.config, "limited_by", "")
         self.max_num_seqs = _at_least_1("max_num_seqs", _given(max_num_seqs, config.max_num_seqs))
         self.max_model_len = _at_least_1("max_model_len", _given(max_model_len, min(longest, 2048)))
         if self.max_model_len > longest:
             raise ServingError(
                 f"max_model_len={max_model_len} is beyond the {longest} positions of {model.config.name}"
+                f"{why and f': {why}'}"
             )
         given = _given(max_num_batched_tokens, config.max_num_batched_tokens)
         self.config = replace(
@@ -143,13 +144,14 @@ class Runner:
 
     # --- recording -------------------------------------------------------------------------------
 
-    def capture_model(self) -> None:
-        """Compiles what the level asks for and records every size in every mode; then locks.
+    def capture_model(self) -> Self:
+        """Compiles what the level asks for and records every size in every mode; then locks. Returns the runner.
 
         See :meth:`Executor.capture_model`. Without it nothing is ever recorded: steps of levels 2 and 3
         run compiled, without graphs.
         """
         self.executor.capture_model(self.inputs)
+        return self
 
     # --- one step --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,10 +22,13 @@ from cgkit.serving.llama import PRESETS, Llama, LlamaConfig
 from cgkit.serving.opt import OPT, OPT_PRESETS, OPTConfig, random_opt
 from cgkit.serving.tokenizer import ByteTokenizer, load_tokenizer, need
 
+if TYPE_CHECKING:
+    from cgkit.serving.adopt.model import AdoptedModel
+
 logger = logging.getLogger(__name__)
 
 #: What a runner serves: ``forward`` up to the last norm, ``compute_logits``, ``config``, ``attention_layers``.
-ServedModel = Llama | OPT
+ServedModel: TypeAlias = "Llama | OPT | AdoptedModel"
 Shape = LlamaConfig | OPTConfig
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -155,7 +158,7 @@ def named_shape(name: str, layers: int | None = None) -> Shape:
 
 def random_model(
     config: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
-) -> ServedModel:
+) -> Llama | OPT:
     """A model of either family with random weights, ready to serve."""
     if isinstance(config, OPTConfig):
         return random_opt(config, dtype, device, seed)

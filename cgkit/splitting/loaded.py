@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cgkit.errors import SplitError
+from cgkit.splitting.piece_code import PieceCode
 from cgkit.splitting.pieces import Piece
 from cgkit.splitting.split_graph import SplitGraph, cut
 from cgkit.splitting.stitch import Stitching, StitchingCode
@@ -25,6 +26,7 @@ class LoadedPiece(Piece):
         input_names: Sequence[str],
         output_names: Sequence[str],
         ops: Sequence[str],
+        code: PieceCode | None = None,
     ) -> None:
         for name, value in (
             ("index", index),
@@ -32,12 +34,18 @@ class LoadedPiece(Piece):
             ("input_names", tuple(input_names)),
             ("output_names", tuple(output_names)),
             ("ops", tuple(ops)),
+            ("_code", code),
         ):
             object.__setattr__(self, name, value)
 
     def belongs_to(self, split: LoadedSplit) -> None:
         """Says where the graph comes from."""
         object.__setattr__(self, "_split", split)
+
+    @property
+    def on_fakes(self) -> Callable[..., Any]:
+        """The stored code; the graph of a piece whose code could not be stored."""
+        return self._code or self.graph_module  # type: ignore[attr-defined]
 
     @property
     def graph_module(self) -> Any:  # type: ignore[override]

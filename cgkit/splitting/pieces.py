@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -40,6 +41,11 @@ class Piece:
     def kind(self) -> str:
         """``"splitting"`` or ``"capturable"``."""
         return "splitting" if self.is_splitting else "capturable"
+
+    @property
+    def on_fakes(self) -> Callable[..., Any]:
+        """What gives, called with fake inputs, outputs of the piece's shapes that share memory as the piece's do."""
+        return self.graph_module
 
     def __repr__(self) -> str:
         names = ", ".join(self.ops[:4]) + (f", ... ({len(self.ops)})" if len(self.ops) > 4 else "")

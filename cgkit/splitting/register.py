@@ -174,6 +174,13 @@ def direct_call(target: Any) -> DirectCall | None:
         return next((entry.direct for entry in _entries.values() if entry.op.overload is target), None)
 
 
+def overload_of(direct: DirectCall) -> Any:
+    """The operator that ``direct`` calls (of one that is gone: what says so)."""
+    with _lock:
+        found = (entry.op.overload for entry in _entries.values() if entry.direct is direct)
+        return next(found, direct.call)
+
+
 def registered_op_of(target: Any) -> RegisteredOp | None:
     """What was registered as ``target`` (an overload, or the packet ``torch.ops.ns.name``); None: nothing."""
     with _lock:

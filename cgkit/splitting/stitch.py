@@ -203,11 +203,12 @@ class Stitching(StitchingCode):
         if node.op == "call_module":
             function = self._constant(self.graph_module.get_submodule(str(node.target)), str(node.target))
         else:
-            target = called_overload(node) or node.target
-            direct = direct_call(target)
-            label = _function_label(node.target)
-            function = f"{self._constant(direct, label)}.call" if direct else self._constant(target, label)
+            function = self._function(called_overload(node) or node.target, _function_label(node.target))
         return f"{function}({', '.join(args + kwargs)})"
+
+    def _function(self, target: Any, label: str) -> str:
+        direct = direct_call(target)
+        return f"{self._constant(direct, label)}.call" if direct else self._constant(target, label)
 
     def _expression(self, arg: Any) -> str:
         if isinstance(arg, fx.Node):

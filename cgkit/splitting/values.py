@@ -62,7 +62,7 @@ def is_number(node: fx.Node) -> bool:
 def is_arithmetic(node: fx.Node, numbers: Callable[[fx.Node], bool] = is_number) -> bool:
     """Whether ``node`` computes a number from numbers alone, so that doing it again or elsewhere
     changes nothing. ``numbers`` tells which of its inputs are numbers."""
-    if node.op != "call_function" or not _is_number_function(node.target):
+    if node.op != "call_function" or not is_number_function(node.target):
         return False
     value = fake_value(node)
     if value is not None and not isinstance(value, _NUMBERS):
@@ -78,7 +78,8 @@ def _holds_numbers_only(arg: Any) -> bool:
     return isinstance(arg, (fx.Node, *_NUMBERS))
 
 
-def _is_number_function(target: Any) -> bool:
+def is_number_function(target: Any) -> bool:
+    """Whether ``target`` is a function of numbers: given numbers alone, it gives one."""
     module = getattr(target, "__module__", None)
     if module in ("_operator", "operator"):
         return target not in (operator.getitem, operator.setitem, operator.delitem)

@@ -8,7 +8,7 @@ import dis
 import pytest
 import torch
 
-from cgkit import events
+from cgkit import compilation_counter, events
 from cgkit.measuring import events_off
 from cgkit.measuring.decode_bench import DecodeBench, shape_of
 from cgkit.measuring.profile_step import trace_steps
@@ -29,6 +29,14 @@ def steps(bench):
         yield events_off.replay_steps(bench, 1)
 
 
+def test_a_piecewise_step_runs_by_the_plan_of_decode_batches_and_records_nothing_more(bench):
+    frame = bench.executor.captured.plans.to_frame()
+    assert list(frame["kind"]) == ["any batch", "decode"] and frame["laid_out"].all()
+    with torch.no_grad(), compilation_counter.expect(num_cudagraph_captured=0, num_module_path_steps=0):
+        for step in bench.steps(1).values():
+            step()
+
+
 def names_in(code) -> set[str]:
     """Every global, attribute and free variable that a code object names."""
     named = {i.argval for i in dis.get_instructions(code) if isinstance(i.argval, str)}
@@ -40,7 +48,11 @@ def test_the_replay_path_names_nothing_of_events_or_marks(steps, mode):
     with torch.no_grad():
         steps[mode]()
         ran = events_off.executed_code(steps[mode])
-    assert {"call", "set_forward_context.__enter__"} <= {c.co_qualname.split("<locals>.")[-1] for c in ran}
+    way = {
+        "PIECEWISE": "CapturedGraphs._planned.<locals>.run",
+        "FULL": "CUDAGraphWrapper._make_call.<locals>.call",
+    }
+    assert {way[mode], "set_forward_context.__enter__"} <= {code.co_qualname for code in ran}
     reporting = {"events", "marks", "emit", "has_readers", "marker", "put_marks", "profiler_range"}
     assert {code.co_qualname: names_in(code) & reporting for code in ran if names_in(code) & reporting} == {}
     files = {code.co_filename.rsplit("/", 1)[-1] for code in ran}

@@ -179,6 +179,8 @@ def _names_by_module(call: Call, codes: list[types.CodeType]) -> dict[str, list[
             module = function.__globals__.get("__name__", "")
             if "_wrapped_forward" in function.__globals__:  # the stand-in of tracing.wrapper
                 continue
+            if code.co_filename.startswith("<frozen "):
+                continue
             if getattr(sys.modules.get(module), "__dict__", None) is not function.__globals__:
                 raise UndescribableError(
                     f"the function {code.co_name} at {code.co_filename} has globals that belong to no module"

@@ -9,7 +9,7 @@ import builtins
 import importlib
 import marshal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from cgkit.compiling.plan import Plan, PlanError, PlannedCall
 from cgkit.compiling.warm.assumed import Call
 from cgkit.compiling.warm.describe import UndescribableError
 from cgkit.errors import CgkitError
-from cgkit.splitting import SplitGraph
+from cgkit.splitting import Piece, SplitGraph
 from cgkit.splitting.loaded import LoadedPiece, LoadedSplit
+from cgkit.splitting.piece_code import PieceCode, piece_code
 from cgkit.splitting.register import direct_call, registered_op_of, registered_ops
 from cgkit.splitting.stitch import StitchingCode
 from cgkit.tracing import Arguments, GraphInput, TorchCompileWrapperWithCustomDispatcher, TracedGraph
@@ -31,7 +32,7 @@ from cgkit.tracing.buffer_writes import written_arguments
 from cgkit.tracing.loaded import LoadedTrace
 
 #: Changes with what an entry holds.
-FORMAT = 1
+FORMAT = 2
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -55,6 +56,7 @@ def encode(compiled: CompiledGraph, guards: Sequence[Any]) -> bytes:
         "split_inputs": tuple(split.inputs),
         "stitching": _stitching(split),
         "keys": [key.lines for key in keys],
+        "codes": _codes(compiled, keys),
         "calls": calls,
         "shapes": shapes,
         "siblings": sorted(_lifted_operators(split)),
@@ -146,6 +148,27 @@ def _calls(compiled: CompiledGraph) -> tuple[list[ContentKey], list[Any], list[A
     return keys, calls, shapes
 
 
+def _codes(compiled: CompiledGraph, keys: Sequence[ContentKey]) -> list[tuple[Any, ...] | None]:
+    """The code of each content, for the emulated platform: it records what lies on the CPU. None: the graph is
+    needed after all."""
+    traced = compiled.split.traced
+    assert traced is not None
+    if not compiled.config.mode or any(
+        i.device is not None and i.device.type != "cpu" for i in traced.inputs
+    ):
+        return [None] * len(keys)
+    first = {backend.general.key: backend.piece for backend in reversed(compiled.backends)}
+    return [_code(first[key]) if key in first else None for key in keys]
+
+
+def _code(piece: Piece) -> tuple[str, dict[str, tuple[Any, ...]]] | None:
+    written = piece_code(piece)
+    try:
+        return written.source, _constants(written.constants)
+    except UndescribableError:
+        return None
+
+
 def _lifted_operators(split: SplitGraph) -> set[str]:
     found = set()
     for node in split.graph_module.graph.nodes:
@@ -160,10 +183,14 @@ def _stitching(split: SplitGraph) -> dict[str, Any]:
     marked, by_name = stitching.marked_source()
     return {
         "source": stitching.source,
-        "constants": {name: _constant(name, value) for name, value in stitching.constants.items()},
+        "constants": _constants(stitching.constants),
         "callables": tuple(stitching.callable_names),
         "marked": (marked, dict(by_name)),
     }
+
+
+def _constants(constants: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: _constant(name, value) for name, value in constants.items()}
 
 
 def _constant(name: str, value: Any) -> tuple[Any, ...]:
@@ -178,10 +205,19 @@ def _constant(name: str, value: Any) -> tuple[Any, ...]:
         return ("device", str(value))
     if isinstance(value, float | complex):
         return ("number", value)
-    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if callable(value) and module and _resolve(module, path) is value:
-        return ("attribute", module, path)
+    for module, path in _places(value):
+        if module and path and _resolve(module, path) is value:
+            return ("attribute", module, path)
     raise UndescribableError(f"the code between the pieces uses {name}, a {type(value).__name__}")
+
+
+def _places(value: Any) -> Iterator[tuple[str | None, str]]:
+    """Where a constant may be found by name: functions, and torch's own values (a memory format)."""
+    if callable(value):
+        yield getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        yield "torch", getattr(value, "__name__", "")  # torch's functions in C++ do not say where they stand
+    elif isinstance(value, torch.memory_format | torch.layout):
+        yield "torch", str(value).removeprefix("torch.")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -242,13 +278,18 @@ def loaded_split(content: Mapping[str, Any], traced: LoadedTrace) -> LoadedSplit
     Raises:
         PlanError: an operator between the pieces is not registered here.
     """
-    pieces = [LoadedPiece(*piece) for piece in content["pieces"]]
+    codes = [code and PieceCode(code[0], _values(code[1])) for code in content["codes"]]
+    code_of = {index: codes[key] for index, key, *_ in content["calls"]}
+    pieces = [
+        LoadedPiece(index, splitting, inputs, outputs, ops, code_of.get(index))
+        for index, splitting, inputs, outputs, ops in content["pieces"]
+    ]
     known = content["stitching"]
     code = StitchingCode(
         pieces,
         inline=True,
         source=known["source"],
-        constants={name: _value(spec) for name, spec in known["constants"].items()},
+        constants=_values(known["constants"]),
         callable_names=known["callables"],
         marked=known["marked"],
     )
@@ -274,6 +315,10 @@ def _module(name: str | None) -> Any:
     if name.partition(".")[0] == "torch":
         return importlib.import_module(name)
     raise PlanError(f"the module {name} is not imported")
+
+
+def _values(specs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    return {name: _value(spec) for name, spec in specs.items()}
 
 
 def _value(spec: Sequence[Any]) -> Any:

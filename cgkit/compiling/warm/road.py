@@ -288,5 +288,6 @@ class _Start:
 def _check_covered(walk: Describer, traced: TracedGraph) -> None:
     """Each function that was inlined lies in a file whose text counts, or was described itself."""
     for code in traced.codes:
-        if not os.path.isfile(code.co_filename) and not walk.covers(code):
+        frozen = code.co_filename.startswith("<frozen ")
+        if not frozen and not os.path.isfile(code.co_filename) and not walk.covers(code):
             raise UndescribableError(f"the function {code.co_name} at {code.co_filename} lies in no file")

@@ -69,6 +69,13 @@ class Subclass(Base):
         return torch.sigmoid(x)
 
 
+class SoftMax(Base):
+    """Has an operator of torch's that no replay plan can bind."""
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1)
+
+
 class Mode(Base):
     """Asks for its mode, and writes an attribute."""
 

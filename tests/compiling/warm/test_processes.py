@@ -25,7 +25,7 @@ from cgkit.compiling.cache import trace_misses
 from helper import scale
 
 options = json.loads(sys.argv[1])
-changes = options.pop("changes", {})
+changes, recorded = options.pop("changes", {}), options.pop("recorded", [])
 
 
 @cgkit.support_torch_compile
@@ -51,7 +51,10 @@ def cut(y: torch.Tensor, out: torch.Tensor) -> None:
 cgkit.register_op("cut", cut, mutates_args=["out"], namespace="project")
 torch.manual_seed(0)
 torch.set_num_threads(1)
-config = cgkit.CompilationConfig(splitting_ops=["project::cut"], cudagraph_mode="NONE", **options)
+mode = "PIECEWISE" if recorded else "NONE"
+config = cgkit.CompilationConfig(
+    splitting_ops=["project::cut"], cudagraph_mode=mode, cudagraph_capture_sizes=recorded or None, **options
+)
 with warnings.catch_warnings(record=True) as caught, torch.no_grad():
     warnings.simplefilter("always")
     net = Net(compilation_config=config)
@@ -60,11 +63,14 @@ with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         net.layers[0].register_forward_hook(lambda module, args, output: output + 1)
     x = torch.linspace(-1, 1, 40, dtype=net.layers[0].weight.dtype).view(5, 8)
     result = net(x)
+    captured = cgkit.capture(cgkit.compiled_model(net).compiled) if recorded else None
+    replayed = captured is not None and torch.equal(captured(x), result) and captured.num_graphs == 4
     frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     eager = Net.forward(net, x)
 print(json.dumps({
     "counters": {name: count for name, count in cgkit.compilation_counter.as_dict().items() if count},
     "frames": frames,
+    "replayed": replayed,
     "equal": torch.allclose(result, eager, rtol=1e-3, atol=1e-5),
     "output": hashlib.sha256(result.float().numpy().tobytes()).hexdigest(),
     "origin": cgkit.compiled_model(net).traced.origin,
@@ -123,6 +129,19 @@ def test_a_changed_line_in_a_helper_and_a_broken_entry(cold, tmp_path):
     assert any("not loaded" in warning for warning in broken["warnings"])
 
 
+def test_a_second_process_records_and_replays_without_a_trace(cold, tmp_path):
+    folder, cache, _ = copied(cold, tmp_path)
+    first, again = (project.run(folder, cache, {"recorded": [2, 8]}) for _ in range(2))
+    assert first["equal"] and again["equal"] and again["output"] == first["output"]
+    assert counted(first, "num_graphs_seen") == counted(again, "num_traces_loaded") == 1
+    assert again["frames"] == 0 and counted(again, "num_graphs_seen") == 0
+    for name in ("num_cudagraph_captured", "num_replay_plans_built"):
+        assert counted(first, name) == counted(again, name) > 0
+    for name in ("num_inductor_compiles", "num_replay_plans_refused", "num_module_path_steps"):
+        assert counted(again, name) == 0
+    assert again["replayed"] and not again["warnings"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"layers": 3}, {"dtype": "bfloat16"}, {"factor": 2}, {"hook": True}])
 def test_each_change_is_traced(cold, tmp_path, changes):
@@ -135,21 +154,27 @@ def test_each_change_is_traced(cold, tmp_path, changes):
     assert again["output"] == found["output"] and counted(again, "num_traces_loaded") == 1
 
 
-@pytest.mark.slow
-def test_the_runners_way(tmp_path):
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_the_runners_way(tmp_path, device):
     (tmp_path / "model.py").write_text(
         "import json, cgkit, torch\n"
         "from cgkit.serving.runner import Runner\n"
         "from cgkit.serving.weights import load_model\n"
-        "model = load_model('tiny-llama').model\n"
+        f"model = load_model('tiny-llama', device={device!r}).model\n"
         "config = cgkit.CompilationConfig(cudagraph_capture_sizes=[1, 2])\n"
         "runner = Runner(model, config=config, max_num_seqs=2, max_model_len=64)\n"
         "runner.capture_model()\n"
         "tokens = [list(r.token_ids) for r in runner.generate([[1, 2, 3], [4]], max_tokens=6)]\n"
         "counters = cgkit.compilation_counter.as_dict()\n"
-        "print(json.dumps({'counters': counters, 'tokens': tokens}))\n"
+        "frames = torch._dynamo.utils.counters['stats']['unique_graphs']\n"
+        "refused = runner.executor.captured.plans.refused\n"
+        "print(json.dumps({'counters': counters, 'tokens': tokens, 'frames': frames, 'refused': refused}))\n"
     )
     first, again = (project.run(tmp_path, tmp_path / "cache") for _ in range(2))
+    assert first["frames"] > again["frames"] == 0 and first["refused"] == again["refused"] == {}
     assert first["tokens"] == again["tokens"] and counted(again, "num_traces_loaded") == 1
-    assert counted(again, "num_inductor_compiles") == 0
+    assert counted(again, "num_inductor_compiles") == counted(again, "num_graphs_seen") == 0
+    assert counted(again, "num_replay_plans_built") == counted(first, "num_replay_plans_built") > 0
     assert counted(again, "num_cudagraph_captured") == counted(first, "num_cudagraph_captured") > 0
