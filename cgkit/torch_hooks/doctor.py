@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +16,13 @@ from cgkit.torch_hooks.dynamo import forget_code, quiet_loggers, traced_code, tr
 
 @dataclass(frozen=True)
 class SizeGuard:
-    """What a trace assumed of its sizes. ``where``: (end of the file's name, line, source), or None."""
+    """What a trace assumed of its sizes. ``where``: (end of the file's name, line, source), or None;
+    ``sources``: where each of its symbols is read (``L['x'].size()[0]``), as far as that is known."""
 
     text: str
     expression: Any
     where: tuple[str, int, str] | None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def holds(self, sizes: Mapping[str, int]) -> bool | None:
         """Whether it holds for these sizes (by symbol); None where they do not decide it."""
@@ -35,15 +39,23 @@ def size_guards(holder: Any) -> list[SizeGuard]:
     Where a version keeps no line with a guard there is none. Run on torch 2.13 (CPU).
     """
     fake_mode = getattr(holder, "fake_mode", holder)
+    environment = getattr(fake_mode, "shape_env", None)
+    known = getattr(environment, "var_to_sources", {})
     found: dict[str, SizeGuard] = {}
-    for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ()):
+    for guard in getattr(environment, "guards", ()):
         said = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None) or ""
         match = re.search(r"(.*?)\s*# (\S+):(\d+) in \S+", said)
         where = (match[2], int(match[3]), match[1].strip()) if match else None
         if not hasattr(guard.expr, "free_symbols"):
             continue
-        found.setdefault(str(guard.expr), SizeGuard(str(guard.expr), guard.expr, where))
+        sources = {str(s): _name(known[s][0]) for s in guard.expr.free_symbols if known.get(s)}
+        found.setdefault(str(guard.expr), SizeGuard(str(guard.expr), guard.expr, where, sources))
     return list(found.values())
+
+
+def _name(source: Any) -> str:
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
 
 
 @dataclass
@@ -81,10 +93,20 @@ def segments(function: Callable[..., Any]) -> tuple[Callable[..., Any], Segments
     compiled = torch.compile(function, backend=backend)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with quiet_loggers():
+        with quiet_loggers(), _no_warnings_logged():
             return compiled(*args, **kwargs)
 
     return run, found
+
+
+@contextmanager
+def _no_warnings_logged() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def is_random(operator: Any) -> bool:
@@ -92,10 +114,13 @@ def is_random(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
-def reads_values(operator: Any) -> bool:
-    """Whether an operator gives the host a value, or an output whose shape depends on values.
+def reads_values(operator: Any, args: Any = ()) -> bool:
+    """Whether a call of an operator gives the host a value, or an output whose shape depends on values.
 
     Run on torch 2.13 (CPU).
     """
+    if getattr(operator, "overloadpacket", None) is torch.ops.aten.index:  # by numbers it reads nothing
+        masks = (torch.bool, torch.uint8)
+        return any(getattr(index, "dtype", None) in masks for index in args[1])
     tags = getattr(operator, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

@@ -198,7 +198,7 @@ class _Watch(TorchDispatchMode):
         if torch_hooks.is_random(func):
             own = kwargs.get("generator") is not None
             self.note(self.seen.own_generators if own else self.seen.random, str(func))
-        if not self.only_random and torch_hooks.reads_values(func):
+        if not self.only_random and torch_hooks.reads_values(func, args):
             self.note(self.seen.host_reads, str(func))
         return func(*args, **kwargs)
 

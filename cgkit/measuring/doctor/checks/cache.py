@@ -28,6 +28,8 @@ def cache(patient: Patient) -> Iterator[Finding]:
         return
     key = cache_key(patient.config, traced.traced_files, devices, adaptor.settings(None))
     own = set(key.code)
+    if own <= {"__main__", "__mp_main__"}:  # a script or a notebook: another one's code has the same name
+        return
     if key in stored or not any(own == set(other.code) for other in stored):
         return  # found, or this code was never compiled: nothing to blame
     difference = why_miss(key)

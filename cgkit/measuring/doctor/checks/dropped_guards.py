@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +52,7 @@ def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph
     return Finding(
         "dropped-guard",
         severity,
-        f"the trace assumed {said(guard.text, traced)}, and nobody checks it any more; {meaning}",
+        f"the trace assumed {said(guard)}, and nobody checks it any more; {meaning}",
         "make the code the same for every size (no branch on a size), or record and run only sizes that keep to it"
         if severity != "info"
         else "nothing to do for these sizes",
@@ -94,11 +95,13 @@ def _tried(patient: Patient, failing: list[int]) -> tuple[str, str]:
     return "info", f"at {', '.join(map(str, tried))} the trace gives what the model gives"
 
 
-def said(text: str, traced: TracedGraph) -> str:
+def said(guard: torch_hooks.SizeGuard) -> str:
     """A guard with ``x.shape[0]`` for its symbols."""
-    for symbol, (source, dim) in sorted(symbol_sources(traced).items(), key=lambda item: -len(item[0])):
-        text = text.replace(symbol, f"{plain_source(source).removeprefix('L')}.shape[{dim}]")
-    return text.replace("['", "").replace("']", "")
+    text = guard.text
+    for symbol, source in guard.sources.items():
+        plain = re.sub(r"\.size\(\)\[(\d+)\]$", r".shape[\1]", plain_source(source))
+        text = re.sub(rf"\b{symbol}\b", re.sub(r"^L\['(\w+)'\]", r"\1", plain), text)
+    return re.sub(r"^(Eq|Ne)\((.+), (.+)\)$", lambda m: f"{m[2]} {'==' if m[1] == 'Eq' else '!='} {m[3]}", text)
 
 
 def symbol_sources(traced: TracedGraph) -> dict[str, tuple[str, int]]:
@@ -134,7 +137,7 @@ def guard_rows(patient: Patient) -> list[tuple[str, str, str, str, int]]:
     ]
     for guard in torch_hooks.size_guards(traced.fake_mode):
         file, line, _ = located(guard, traced) or ("", 0, "")
-        rows.append((said(guard.text, traced), "SIZE", guard.text, file, line))
+        rows.append((said(guard), "SIZE", guard.text, file, line))
     return rows
 
 
@@ -161,7 +164,7 @@ def failing_assumptions(patient: Patient, args: tuple[Any, ...], kwargs: dict[st
         if guard.holds(sizes) is False:
             file, line, source = located(guard, traced) or ("", 0, "")
             place = f", at {file}:{line}: {source}" if file else ""
-            failed.append(f"{said(guard.text, traced)} does not hold{place}")
+            failed.append(f"{said(guard)} does not hold{place}")
     for entry in traced.inputs:
         failed += _unlike(entry, scope, sizes)
     return failed

@@ -64,9 +64,11 @@ def _first_break(cause: Any) -> tuple[str, list[Frame]]:
 
 def _sentence(reason: str) -> str:
     """Dynamo's reason without its advice."""
+    if reason.startswith("generic_jump"):
+        return "Dynamo breaks the graph: a branch depends on a tensor's value"
     lines = [line.strip() for line in reason.split("\n\n")[0].splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Hint:", "Developer debug"))]
-    return "Dynamo breaks the graph: " + " ".join(kept)
+    return "Dynamo breaks the graph: " + "; ".join(line.removeprefix("Explanation: ") for line in kept)
 
 
 def _in_segments(patient: Patient) -> tuple[str, torch_hooks.Segments]:
