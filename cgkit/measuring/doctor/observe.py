@@ -195,12 +195,27 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch_hooks.is_random(func):
-            own = kwargs.get("generator") is not None
-            self.note(self.seen.own_generators if own else self.seen.random, str(func))
+        if torch_hooks.is_random(func):  # or may be: an attention draws only with a dropout
+            return self._maybe_random(func, args, kwargs)
         if not self.only_random and torch_hooks.reads_values(func, args):
             self.note(self.seen.host_reads, str(func))
         return func(*args, **kwargs)
+
+
+    def _maybe_random(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("generator") is not None:
+            self.note(self.seen.own_generators, str(func))
+            return func(*args, **kwargs)
+        before = _random_state()
+        result = func(*args, **kwargs)
+        if any(not torch.equal(a, b) for a, b in zip(before, _random_state())):
+            self.note(self.seen.random, str(func))
+        return result
+
+
+def _random_state() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
 def _calling_line() -> Frame | None:

@@ -10,6 +10,7 @@ from cgkit.measuring.doctor.checks import capture_rules
 from cgkit.measuring.doctor.checks import random_numbers
 from cgkit.measuring.doctor.checks import dynamic_operators
 from cgkit.measuring.doctor.checks import outside_pool
+from cgkit.measuring.doctor.checks import moving
 from cgkit.measuring.doctor.checks import replayed
 from cgkit.measuring.doctor.checks import sizes
 from cgkit.measuring.doctor.checks import unshared

@@ -22,23 +22,10 @@ def arguments(patient: Patient) -> Iterator[Finding]:
     forward = inspect.unwrap(getattr(patient.model.forward, "__func__", patient.model.forward))
     code = getattr(forward, "__code__", None)
     where: dict[str, Any] = {"file": code.co_filename, "line": code.co_firstlineno} if code else {}
-    tensors = infer_dynamic_arg_dims(patient.model.forward)
+    yield from _may_be_none(patient, where)
     for name, value in patient.bound.items():
-        parameter = patient.signature.parameters[name]
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.default is None and name in tensors:
-            now = "None" if value is None else "given"
-            yield Finding(
-                "none-argument",
-                "info",
-                f"{name!r} may be None and is {now} in the example: the graph holds that path only, and a call the "
-                "other way is refused",
-                f"pass {name!r} the same way in every call, or trace a second model for the other way",
-                again="cgkit.doctor(model, *example_inputs, other_inputs=[...])",
-                **where,
-            )
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name in patient.given:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and name in patient.given:
             yield Finding(
                 "frozen-number",
                 "info",
@@ -47,6 +34,22 @@ def arguments(patient: Patient) -> Iterator[Finding]:
                 again=f"cgkit.trace(model, ...).arguments.expected[{name!r}]",
                 **where,
             )
+
+
+def _may_be_none(patient: Patient, where: dict[str, Any]) -> Iterator[Finding]:
+    tensors = infer_dynamic_arg_dims(patient.model.forward)
+    names = [name for name, each in patient.signature.parameters.items() if each.default is None and name in tensors]
+    if names:
+        said = ", ".join(f"{name} ({'None' if patient.bound[name] is None else 'given'})" for name in names)
+        yield Finding(
+            "none-argument",
+            "info",
+            f"tensors that may be None, and what they are in the example: {said}. The graph holds that path only, and "
+            "a call the other way is refused",
+            "pass each the same way in every call, or trace a second model for the other way",
+            again="cgkit.doctor(model, *example_inputs, other_inputs=[...])",
+            **where,
+        )
 
 
 def _other_calls(patient: Patient) -> Iterator[Finding]:

@@ -45,11 +45,12 @@ def graph_breaks(patient: Patient) -> Iterator[Finding]:
         yield Finding("graph-break", "error", _sentence(reason), _FIX, cost=cost, again=_AGAIN, **where)
     if not breaks and not patient.specialised:
         message = str(patient.failure)
-        way_out = message.partition("what to do: ")[2]
+        reason, _, way_out = message.partition("what to do: ")
+        what = " ".join(reason.partition("reason: ")[2].split()) or " ".join(reason.split())
         yield Finding(
             "trace-failed",
             "error",
-            message.partition("\n  what to do: ")[0],
+            f"the model cannot be traced as one graph: {what}",
             way_out or "call the model eagerly with the same arguments",
             again="cgkit.trace(model, *example_inputs)",
             **at_message(message),
