@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit plan``, ``cgkit doctor``, ``cgkit bench`` and ``cgkit cache``.
+"""The command line: ``cgkit tour``, ``timeline``, ``plan``, ``doctor``, ``bench`` and ``cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why

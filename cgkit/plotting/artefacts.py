@@ -163,7 +163,9 @@ def doctor_report(artefact: Any) -> str:
         return _card(artefact, "<p>nothing was found</p>")
     place = frame["file"].str.rsplit("/", n=1).str[-1] + ":" + frame["line"].astype(str)
     shown = frame.assign(place=place.where(frame["file"] != "", ""))
-    return _card(artefact, table(shown[["severity", "code", "place", "source", "what", "cost", "fix"]], rows=20))
+    return _card(
+        artefact, table(shown[["severity", "code", "place", "source", "what", "cost", "fix"]], rows=20)
+    )
 
 
 def compilation_counter(artefact: Any) -> str:

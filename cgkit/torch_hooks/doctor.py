@@ -17,7 +17,8 @@ from cgkit.torch_hooks.dynamo import forget_code, quiet_loggers, traced_code, tr
 @dataclass(frozen=True)
 class SizeGuard:
     """What a trace assumed of its sizes. ``where``: (end of the file's name, line, source), or None;
-    ``sources``: where each of its symbols is read (``L['x'].size()[0]``), as far as that is known."""
+    ``sources``: where each of its symbols is read (``L['x'].size()[0]``), as far as that is known.
+    Run on torch 2.13 (CPU)."""
 
     text: str
     expression: Any
@@ -26,7 +27,9 @@ class SizeGuard:
 
     def holds(self, sizes: Mapping[str, int]) -> bool | None:
         """Whether it holds for these sizes (by symbol); None where they do not decide it."""
-        numbers = {symbol: sizes[str(symbol)] for symbol in self.expression.free_symbols if str(symbol) in sizes}
+        numbers = {
+            symbol: sizes[str(symbol)] for symbol in self.expression.free_symbols if str(symbol) in sizes
+        }
         value = self.expression.xreplace(numbers)
         if value == True or value == False:  # noqa: E712 - sympy's own truth values
             return bool(value)
@@ -63,6 +66,7 @@ class Segments:
     """What Dynamo makes of a function when it may break the graph.
 
     ``graphs``: how many; ``breaks``: (reason, frames from the outermost) of each break; ``error``: what it raised.
+    Run on torch 2.13 (CPU).
     """
 
     graphs: int = 0

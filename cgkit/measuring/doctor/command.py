@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", type=int, nargs="+", metavar="N", help="the sizes to be recorded (default: the article's)"
     )
     parser.add_argument(
-        "--splitting-ops", nargs="*", metavar="OP", help="operators that are cut at (default: cgkit's attention)"
+        "--splitting-ops",
+        nargs="*",
+        metavar="OP",
+        help="operators that are cut at (default: cgkit's attention)",
     )
     parser.add_argument(
         "--check", action="append", metavar="NAME", help="only this check; may be given several times"
@@ -155,7 +158,9 @@ def _small_config(family: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise CgkitError(f"{family!r} is no file:class, and transformers is not installed ({error})") from error
+        raise CgkitError(
+            f"{family!r} is no file:class, and transformers is not installed ({error})"
+        ) from error
     try:
         known = transformers.AutoConfig.for_model(family)
     except ValueError as error:

@@ -24,7 +24,9 @@ def difference(expected: Any, got: Any) -> str:
             if not torch.equal(a, b):
                 return f"output{path}: {int((a != b).sum())} of {a.numel()} values differ"
             continue
-        limit = _CLOSE.get(a.dtype, 0.1) * max(float(a.abs().nan_to_num(0.0).max()) if a.numel() else 0.0, 1e-6)
+        limit = _CLOSE.get(a.dtype, 0.1) * max(
+            float(a.abs().nan_to_num(0.0).max()) if a.numel() else 0.0, 1e-6
+        )
         if not torch.allclose(a, b, rtol=0.0, atol=limit, equal_nan=True):
             apart = (a.double() - b.double()).abs()
             return f"output{path}: up to {float(apart.nan_to_num(float('inf')).max()):.3g} apart"

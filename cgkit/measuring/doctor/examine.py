@@ -11,7 +11,7 @@ from torch import nn
 from cgkit.capturing.static_inputs import as_call
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError
-from cgkit.measuring.doctor import checks as checks  # noqa: PLC0414 - registers them
+from cgkit.measuring.doctor import checks as checks
 from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError

@@ -87,7 +87,9 @@ def at_innermost(frames: Any) -> dict[str, Any]:
 
 def at_message(message: str) -> dict[str, Any]:
     """The place that one of cgkit's own errors names: ``at file:line`` and the source after it."""
-    match = re.search(r"^\s*(?:at )?(/\S+?|[A-Za-z]:\\\S+?|\S+\.py):(\d+)(?::[ ]*([^\n]*)|\n\s+([^\n]*))?$", message, re.M)
+    match = re.search(
+        r"^\s*(?:at )?(/\S+?|[A-Za-z]:\\\S+?|\S+\.py):(\d+)(?::[ ]*([^\n]*)|\n\s+([^\n]*))?$", message, re.M
+    )
     if match is None:
         return {}
     return at((match[1], int(match[2]), match[3] or match[4] or ""))

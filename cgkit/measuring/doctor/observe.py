@@ -141,7 +141,11 @@ class _NodeByNode(fx.Interpreter):
             self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
         except CaptureError as error:
             place = at_message(str(error))
-            inside = bool(place) and not place["file"].startswith(_HERE) and not place["file"].startswith(TORCH_FOLDER)
+            inside = (
+                bool(place)
+                and not place["file"].startswith(_HERE)
+                and not place["file"].startswith(TORCH_FOLDER)
+            )
             frame = (place["file"], place["line"], place["source"]) if inside else user_line(n)
             kind = self.seen.host_reads if isinstance(error, HostReadError) else self.seen.forbidden
             sight = Sight(str(n.target), frame, str(error))
@@ -200,7 +204,6 @@ class _Watch(TorchDispatchMode):
         if not self.only_random and torch_hooks.reads_values(func, args):
             self.note(self.seen.host_reads, str(func))
         return func(*args, **kwargs)
-
 
     def _maybe_random(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if kwargs.get("generator") is not None:

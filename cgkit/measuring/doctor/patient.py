@@ -27,6 +27,8 @@ from cgkit.tracing.frames import Frame, frames_in
 #: "You marked L['x'].size()[0] as dynamic but your code specialized it to be a constant (8)"
 _SPECIALISED = re.compile(r"L\['(\w+)'\]([^\s]*?)\.size\(\)\[(\d+)\][^\n]*?constant \((\d+)\)")
 
+_ARGUMENT = re.compile(r"^L\['(\w+)'\]")
+
 
 @dataclass(frozen=True)
 class Specialised:
@@ -78,7 +80,9 @@ class Patient:
 
     def _trace(self) -> None:
         """Traces, leaving out one dimension after the other that turns out to be a constant."""
-        dims = dict(self.given_dims if self.given_dims is not None else infer_dynamic_arg_dims(self.model.forward))
+        dims = dict(
+            self.given_dims if self.given_dims is not None else infer_dynamic_arg_dims(self.model.forward)
+        )
         given: Mapping[str, Any] | None = self.given_dims
         if self.given_dims is None and not dims:
             given = {}
@@ -145,21 +149,26 @@ class Patient:
         return set(self.signature.bind(*self.args, **self.kwargs).arguments)
 
     @functools.cached_property
+    def dynamic_sizes(self) -> dict[str, int]:
+        """The size of each dynamic dimension in the example, by name (``x.shape[0]``)."""
+        scope = {"__builtins__": {}, "L": self.bound}
+        found: dict[str, int] = {}
+        for entry in self.traced.inputs if self.traced is not None else ():
+            if entry.kind == "argument" and entry.dynamic_dims:
+                shape = eval(entry.source, scope).shape  # Dynamo's text
+                name = _ARGUMENT.sub(r"\1", entry.source)
+                found |= {f"{name}.shape[{dim}]": int(shape[dim]) for dim in entry.dynamic_dims}
+        return found
+
+    @property
     def num_tokens(self) -> int:
         """The size of the first dynamic dimension in the example; 1 if there is none."""
-        if self.traced is None:
-            return 1
-        scope = {"__builtins__": {}, "L": self.bound}
-        for entry in self.traced.inputs:
-            if entry.kind == "argument" and entry.dynamic_dims:
-                return int(eval(entry.source, scope).shape[entry.dynamic_dims[0]])  # Dynamo's text
-        return 1
+        return next(iter(self.dynamic_sizes.values()), 1)
 
     @property
     def is_dynamic(self) -> bool:
         """Whether any dimension of an argument changes."""
-        traced = self.traced
-        return traced is not None and any(e.kind == "argument" and e.dynamic_dims for e in traced.inputs)
+        return bool(self.dynamic_sizes)
 
     def call_of_size(self, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The example call with ``size`` for every dynamic dimension: its own rows, repeated or cut."""

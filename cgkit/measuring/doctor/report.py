@@ -69,9 +69,9 @@ class Report(Shown):
 
     def guards_frame(self) -> pd.DataFrame:
         """One row a guard that the no-guard dispatch drops: ``source``, ``kind``, ``guard``, ``file``, ``line``."""
-        from cgkit.measuring.doctor.checks.dropped_guards import guard_rows
-
         import pandas as pd
+
+        from cgkit.measuring.doctor.checks.dropped_guards import guard_rows
 
         return pd.DataFrame(guard_rows(self.patient), columns=["source", "kind", "guard", "file", "line"])
 

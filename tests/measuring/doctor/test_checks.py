@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import cgkit
+from cgkit.compiling.adaptors import make_adaptor
+from cgkit.compiling.cache import cache_key
+from cgkit.compiling.cache.folder import keys_folder, write_key
 from cgkit.measuring.doctor import CHECKS
 from tests.measuring.doctor import models
 
@@ -83,7 +86,8 @@ def test_specialised_dimensions_are_all_found_and_the_rest_is_checked():
         "y.shape[0]": line_of(models.ReshapesByNumber, "# a comparison"),
     }
     assert found.patient.traced is not None
-    assert bad(report(models.ReshapesBySize(), X, Y)) == set()
+    assert bad(report(models.ReshapesBySize(), X, X + 1)) == set()
+    assert bad(report(models.ReshapesBySize(), X, Y)) == {("uneven-sizes", "warning")}
 
 
 def test_a_batch_of_one_is_told_and_no_warning():
@@ -196,6 +200,22 @@ def test_pieces_that_differ_in_a_name_alone():
     assert apart.severity == "warning"
     assert "layer.0" in apart.what
     assert report(models.Layers("named_well"), options=PIECEWISE).of_code("piece-not-shared") == []
+
+
+def test_a_key_that_was_changed_since_pieces_were_stored(tmp_path, monkeypatch):
+    monkeypatch.setenv("CGKIT_CACHE_DIR", str(tmp_path))
+    assert report(models.PrintsNot()).of_code("cache-miss") == []
+    traced = cgkit.trace(models.PrintsNot(), X)
+    made = config(inductor_compile_config={"max_autotune": True})
+    devices = {torch.device("cpu")}
+    for options in (made, config()):
+        key = cache_key(options, traced.traced_files, devices, make_adaptor(options, devices).settings(None))
+        (keys_folder() / key.digest).mkdir(parents=True)
+        write_key(keys_folder() / key.digest, key)
+        found = report(models.PrintsNot()).of_code("cache-miss")
+        if options is made:
+            assert "max_autotune" in found[0].what
+    assert found == []  # now that the right key is there
 
 
 @pytest.mark.gpu

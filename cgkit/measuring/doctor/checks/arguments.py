@@ -38,7 +38,11 @@ def arguments(patient: Patient) -> Iterator[Finding]:
 
 def _may_be_none(patient: Patient, where: dict[str, Any]) -> Iterator[Finding]:
     tensors = infer_dynamic_arg_dims(patient.model.forward)
-    names = [name for name, each in patient.signature.parameters.items() if each.default is None and name in tensors]
+    names = [
+        name
+        for name, each in patient.signature.parameters.items()
+        if each.default is None and name in tensors
+    ]
     if names:
         said = ", ".join(f"{name} ({'None' if patient.bound[name] is None else 'given'})" for name in names)
         yield Finding(
@@ -66,7 +70,8 @@ def _other_calls(patient: Patient) -> Iterator[Finding]:
             yield Finding(code, "error", what, fix, again="cgkit.trace(model, *example_inputs)(*other)")
         except TypeError as error:
             yield Finding(
-                "argument-differs", "error", f"another call does not fit forward: {error}", "call it as the example"
+                "argument-differs",
+                "error",
+                f"another call does not fit forward: {error}",
+                "call it as the example",
             )
-
-

@@ -9,9 +9,9 @@ from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import check
 
 
-@check("specialised-dim", "zero-one")
+@check("specialised-dim", "zero-one", "uneven-sizes")
 def dimensions(patient: Patient) -> Iterator[Finding]:
-    """Each specialised dimension with the line that did it; example sizes 0 and 1, which are traced as 2."""
+    """Each specialised dimension with its line; example sizes 0 and 1, traced as 2; more than one token count."""
     for one in patient.specialised:
         yield Finding(
             "specialised-dim",
@@ -33,3 +33,15 @@ def dimensions(patient: Patient) -> Iterator[Finding]:
                 "nothing to do; an example with 2 or more is traced as it is",
                 again="cgkit.trace(model, *example_inputs).enlarged",
             )
+    sizes = patient.dynamic_sizes
+    if len(set(sizes.values())) > 1 and patient.config.mode:
+        said = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        yield Finding(
+            "uneven-sizes",
+            "warning",
+            f"the dynamic dimensions have different sizes in the example ({said}), and a recording has one token count "
+            "that all of them follow: such a call is refused",
+            "leave out of dynamic_arg_dims what does not follow the token count, or give capture a make_inputs in "
+            "which they differ",
+            again="cgkit.capture(compiled, make_inputs=...)",
+        )

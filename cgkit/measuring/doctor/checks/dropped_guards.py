@@ -101,7 +101,9 @@ def said(guard: torch_hooks.SizeGuard) -> str:
     for symbol, source in guard.sources.items():
         plain = re.sub(r"\.size\(\)\[(\d+)\]$", r".shape[\1]", plain_source(source))
         text = re.sub(rf"\b{symbol}\b", re.sub(r"^L\['(\w+)'\]", r"\1", plain), text)
-    return re.sub(r"^(Eq|Ne)\((.+), (.+)\)$", lambda m: f"{m[2]} {'==' if m[1] == 'Eq' else '!='} {m[3]}", text)
+    return re.sub(
+        r"^(Eq|Ne)\((.+), (.+)\)$", lambda m: f"{m[2]} {'==' if m[1] == 'Eq' else '!='} {m[3]}", text
+    )
 
 
 def symbol_sources(traced: TracedGraph) -> dict[str, tuple[str, int]]:
@@ -185,5 +187,7 @@ def _unlike(entry: Any, scope: dict[str, Any], sizes: dict[str, int]) -> list[st
 
 def _needs_trace(patient: Patient) -> TracedGraph:
     if patient.traced is None:
-        raise CgkitError(f"{patient.name} could not be traced, so it has no guards: {cannot(patient.failure)}")  # type: ignore[arg-type]
+        raise CgkitError(
+            f"{patient.name} could not be traced, so it has no guards: {cannot(patient.failure)}"
+        )  # type: ignore[arg-type]
     return patient.traced

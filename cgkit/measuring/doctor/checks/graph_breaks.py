@@ -86,9 +86,7 @@ def _in_segments(patient: Patient) -> tuple[str, torch_hooks.Segments]:
             try:
                 run(*args, **kwargs)
                 run(*args, **kwargs)
-                eager, segmented = _in_turn(
-                    lambda: forward(*args, **kwargs), lambda: run(*args, **kwargs)
-                )
+                eager, segmented = _in_turn(lambda: forward(*args, **kwargs), lambda: run(*args, **kwargs))
             except Exception as error:  # the model's own; the breaks before it count all the same
                 found.error = error
                 return "", found
@@ -112,5 +110,3 @@ def _in_turn(*functions: Callable[[], Any]) -> list[float]:
             function()
             kept.append((time.perf_counter() - start) * 1e6)
     return [statistics.median(kept) for kept in times]
-
-

@@ -32,8 +32,8 @@ def outside_pool(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "outside-pool",
                 "warning",
-                f"the graph reads {plain_source(entry.source)}, a tensor of {value.nbytes} bytes that neither the model "
-                "nor the call holds (a global, a closure): who lets go of it leaves the graph a stale address, and no "
+                f"the graph reads {plain_source(entry.source)}, a tensor of {value.nbytes} bytes that neither the "
+                "model nor the call holds (a global, a closure): who lets go of it leaves the graph a stale address, and no "
                 "check looks at it",
                 "register it as a buffer of the model, or pass it in",
                 again=_AGAIN,
@@ -48,7 +48,7 @@ def outside_pool(patient: Patient) -> Iterator[Finding]:
             "outside-pool",
             "info",
             f"the graph reads {listed} outside of its pool, alive as long as the model",
-            "load weights before capture, in place (copy_); .to() and new tensors afterwards leave the graph the old ones",
+            "load weights before capture, or in place (copy_): .to() and new tensors leave the graph the old ones",
             again=_AGAIN,
         )
 

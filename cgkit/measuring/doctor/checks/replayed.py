@@ -32,7 +32,9 @@ def replayed(patient: Patient) -> Iterator[Finding]:
     try:
         differs = _replay_twice(patient)
     except MovedInputError as error:
-        yield _failed("moved-input", error, "write into a buffer that is kept (an out-parameter of the operator)")
+        yield _failed(
+            "moved-input", error, "write into a buffer that is kept (an out-parameter of the operator)"
+        )
     except HostReadError as error:
         yield _failed("host-sync", error, "move the line to an eager piece (a splitting operator)")
     except CgkitError as error:
@@ -52,6 +54,8 @@ def _needs(patient: Patient) -> None:
     traced, context = patient.traced, current_forward_context()
     if traced is None or not patient.is_dynamic:
         raise NotCheckedError("no trace with a dynamic dimension, so nothing to record")
+    if len(set(patient.dynamic_sizes.values())) > 1:
+        raise NotCheckedError("the example has more than one token count")
     if not patient.config.mode:
         raise NotCheckedError("nothing is to be recorded (cudagraph_mode is NONE)")
     if context is not None and context.attn_metadata is not None:
@@ -104,5 +108,3 @@ def _turned(patient: Patient) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _failed(code: str, error: CgkitError, fix: str) -> Finding:
     return Finding(code, "error", cannot(error), fix, again=_AGAIN, **at_message(str(error)))
-
-

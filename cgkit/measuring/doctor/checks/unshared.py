@@ -29,7 +29,9 @@ def unshared(patient: Patient) -> Iterator[Finding]:
         (first, *_), (other, *_) = list(by_key.values())[:2]
         pieces = sum(map(len, by_key.values()))
         diff = explain(compiled).why_different(first, other)
-        text = any("'" in what for row in diff.differences for what in row.what if what.startswith("constant"))
+        text = any(
+            "'" in what for row in diff.differences for what in row.what if what.startswith("constant")
+        )
         yield Finding(
             "piece-not-shared",
             "warning" if text else "info",

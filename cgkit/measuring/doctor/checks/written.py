@@ -10,9 +10,7 @@ from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tracing.buffer_writes import find_buffer_writes
 
-_FIX = (
-    "return the value instead; or write it through an operator that declares what it mutates (cgkit.register_op)"
-)
+_FIX = "return the value instead; or write it through an operator that declares what it mutates (cgkit.register_op)"
 
 
 @check("buffer-write", "frozen-number")
