@@ -88,7 +88,7 @@ def segments(function: Callable[..., Any]) -> tuple[Callable[..., Any], Segments
     def backend(graph_module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         found.graphs += 1
         found.codes += traced_code(tracing_context())
-        reason = getattr(graph_module, "compile_subgraph_reason", None)
+        reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
         if getattr(reason, "graph_break", False):
             frames = [(f.filename, f.lineno or 0, f.line or "") for f in reason.user_stack]
             found.breaks.append((reason.reason, frames))

@@ -13,6 +13,9 @@ from cgkit.tracing.frames import Frame, innermost_outside_torch
 #: From the worst to the mildest.
 SEVERITIES = ("error", "warning", "info")
 
+#: ``file:line: source`` (the recorder's errors), or ``at file:line`` and the source in the next line (the trace's).
+_PLACE = re.compile(r"^\s*(?:at )?(\S*\.py|/\S+?|<\S+>):(\d+)(?::[ ]*([^\n]*)|\n\s+([^\n]*))?$", re.M)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -87,9 +90,7 @@ def at_innermost(frames: Any) -> dict[str, Any]:
 
 def at_message(message: str) -> dict[str, Any]:
     """The place that one of cgkit's own errors names: ``at file:line`` and the source after it."""
-    match = re.search(
-        r"^\s*(?:at )?(/\S+?|[A-Za-z]:\\\S+?|\S+\.py):(\d+)(?::[ ]*([^\n]*)|\n\s+([^\n]*))?$", message, re.M
-    )
+    match = _PLACE.search(message)
     if match is None:
         return {}
     return at((match[1], int(match[2]), match[3] or match[4] or ""))

@@ -247,6 +247,6 @@ def without(dims: dict[str, Any], found: list[Specialised], values: Mapping[str,
     return left
 
 
-def cannot(error: CgkitError) -> str:
+def cannot(error: CgkitError | None) -> str:
     """An error in one line."""
     return " ".join(str(error).split())

@@ -107,7 +107,7 @@ def test_the_model_is_left_as_it_was():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(CgkitError, match="no such check: nothing; there are graph_breaks"):
         cgkit.doctor(models.Prints(), X, only=["nothing"])
-    with pytest.raises(CgkitError, match="an nn.Module, and was given function"):
+    with pytest.raises(CgkitError, match=r"an nn\.Module, and was given function"):
         cgkit.doctor(lambda x: x, X)
     with pytest.raises(CgkitError, match="severity='bad' is none of"):
         Finding("code", "bad", "what", "fix")
