@@ -154,3 +154,36 @@ def test_a_refused_model_still_generates():
     with pytest.raises(AdoptError):
         cgkit.adopt(model)
     assert torch.equal(model(ids).logits, before)
+
+
+def test_a_layer_that_does_not_look_its_attention_up_is_named():
+    model = build(config_of("Llama"))
+
+    class OwnAttention(torch.nn.Module):
+        def forward(self, hidden_states, **_):
+            return hidden_states.cumsum(1), None
+
+    model.model.layers[1].self_attn = OwnAttention()
+    with pytest.raises(AdoptError, match=r"1 of 2 layers call .*test_refusals\.py:\d+"):
+        cgkit.adopt(model)
+
+
+def test_layers_that_share_one_attention_are_refused():
+    model = build(config_of("Llama"))
+    model.model.layers[1].self_attn = model.model.layers[0].self_attn
+    with pytest.raises(AdoptError, match="runs more than once a step"):
+        cgkit.adopt(model)
+
+
+def test_layers_of_different_shapes_are_refused():
+    model = build(config_of("Llama"))
+    other = build(config_of("Llama", num_key_value_heads=4))
+    model.model.layers[1] = other.model.layers[1]
+    with pytest.raises(AdoptError, match=r"layers differ in .*\(4, 2, 12\), \(4, 4, 12\)"):
+        cgkit.adopt(model)
+
+
+def test_rotary_positions_that_follow_the_longest_request_are_refused():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(AdoptError, match="'dynamic'"):
+        cgkit.adopt(build(config_of("Llama", rope_parameters=rope)))
