@@ -126,7 +126,7 @@ class Patient:
             compile_sizes=(),
             compile_ranges=(),
             debug_dump_path=None,
-            cudagraph_capture_sizes=(self.num_tokens,),
+            cudagraph_capture_sizes=(max(self.num_tokens, 1),),
         )
 
     @functools.cached_property

@@ -69,6 +69,22 @@ class BranchesToTheSame(nn.Module):
         return x * 2 if len(x) >= 4 else x + x
 
 
+class NotAnnotated(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class TakesMany(nn.Module):
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return xs[0] + xs[1]
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x if len(x) >= 4 else x * 1
+
+
 class MaybeMask(nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         return (x if mask is None else x * mask) * scale

@@ -96,6 +96,23 @@ def test_a_batch_of_one_is_told_and_no_warning():
     assert report(models.PrintsNot()).of_code("zero-one") == []
 
 
+def test_an_argument_that_is_not_annotated():
+    assert bad(report(models.NotAnnotated())) == {("nothing-dynamic", "warning")}
+    assert bad(report(models.NotAnnotated(), dynamic_arg_dims={"x": 0})) == set()
+
+
+def test_marked_dimensions_that_the_trace_did_not_take():
+    assert bad(report(models.TakesMany(), X, X + 1)) == {("specialised-dim", "error")}
+    assert bad(report(models.ReshapesBySize(), X, X + 1)) == set()
+
+
+def test_no_false_alarm_on_a_model_that_writes_its_input_nor_on_an_empty_batch():
+    assert bad(report(models.WritesItsInput())) == set()
+    empty = report(models.PrintsNot(), X[:0])
+    assert bad(empty) == set()
+    assert "has no tokens" in empty.not_checked["replayed"]
+
+
 def test_a_guard_that_no_size_breaks_is_an_info():
     found = report(models.Branches(), options={"cudagraph_capture_sizes": [4, 8]})
     assert bad(found) == set()

@@ -82,6 +82,7 @@ def _tried(patient: Patient, failing: list[int]) -> tuple[str, str]:
         except Exception as error:
             refused.append(f"the model itself refuses {size} ({type(error).__name__})")
             continue
+        args, kwargs = patient.call_of_size(size)  # anew: the model may write its inputs
         try:
             with patient.unharmed():
                 got = patient.traced(*args, **kwargs)

@@ -33,8 +33,8 @@ def outside_pool(patient: Patient) -> Iterator[Finding]:
                 "outside-pool",
                 "warning",
                 f"the graph reads {plain_source(entry.source)}, a tensor of {value.nbytes} bytes that neither the "
-                "model nor the call holds (a global, a closure): who lets go of it leaves the graph a stale address, and "
-                "no check looks at it",
+                "model nor the call holds (a global, a closure): who lets go of it leaves the graph a stale "
+                "address, and no check looks at it",
                 "register it as a buffer of the model, or pass it in",
                 again=_AGAIN,
             )

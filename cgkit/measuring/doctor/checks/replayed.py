@@ -54,6 +54,8 @@ def _needs(patient: Patient) -> None:
     traced, context = patient.traced, current_forward_context()
     if traced is None or not patient.is_dynamic:
         raise NotCheckedError("no trace with a dynamic dimension, so nothing to record")
+    if not patient.num_tokens:
+        raise NotCheckedError("the example has no tokens: give one that has")
     if len(set(patient.dynamic_sizes.values())) > 1:
         raise NotCheckedError("the example has more than one token count")
     if not patient.config.mode:
@@ -77,9 +79,10 @@ def _replay_twice(patient: Patient) -> str:
     with patient.unharmed(), contextlib.redirect_stdout(io.StringIO()):
         captured = capture(compile_pieces(patient.split, config))
         try:
-            for call in (patient.copies(), _turned(patient)):
-                args, kwargs = call
+            for make in (patient.copies, lambda: _turned(patient)):
+                args, kwargs = make()
                 got = captured(*args, **kwargs)
+                args, kwargs = make()  # anew: the model may write its inputs
                 expected = patient.model(*args, **kwargs)
                 differs = "" if random else difference(expected, got)
                 if differs:
