@@ -64,6 +64,11 @@ class Branches(nn.Module):
         return x * 2 if len(x) >= 4 else x * 100  # another result
 
 
+class BranchesHigh(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) < 4 else x * 100
+
+
 class BranchesToTheSame(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if len(x) >= 4 else x + x

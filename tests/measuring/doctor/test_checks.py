@@ -119,6 +119,21 @@ def test_a_guard_that_no_size_breaks_is_an_info():
     assert "x.shape[0] >= 4" in "".join(f.what for f in found.of_code("dropped-guard"))
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"cudagraph_capture_sizes": [1, 2]}, True),
+        ({"cudagraph_mode": "NONE"}, True),
+        ({"cudagraph_capture_sizes": [1, 2], "max_num_batched_tokens": 3}, False),
+    ],
+    ids=str,
+)
+def test_sizes_that_run_without_a_graph_are_tried_too(options, wrong):
+    found = report(models.BranchesHigh(), X[:2], options={"max_num_seqs": 2, **options})
+    at = [f.what for f in found.of_code("dropped-guard") if f.severity == "error"]
+    assert bool(at) == wrong, found
+
+
 def test_which_guards_a_new_call_would_fail():
     found = report(models.Branches())
     (sentence,) = found.would_fail(X[:3])

@@ -37,8 +37,8 @@ def dimensions(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "nothing-dynamic",
             "warning",
-            "no argument of forward is annotated as a tensor, so that it is unknown which sizes change from call to call: "
-            "cgkit.trace refuses the model as it is, and here it was traced for these sizes only",
+            "no argument of forward is annotated as a tensor, so that it is unknown which sizes change from call to "
+            "call: cgkit.trace refuses the model as it is, and here it was traced for these sizes only",
             "annotate the tensors (`x: torch.Tensor`), or pass dynamic_arg_dims={'x': 0}",
             again="cgkit.trace(model, *example_inputs)",
         )

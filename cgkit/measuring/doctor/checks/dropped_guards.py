@@ -19,10 +19,13 @@ from cgkit.tracing import TracedGraph
 from cgkit.tracing.frames import Frame
 from cgkit.tracing.traced_graph import plain_source
 
+#: Without graphs nothing is padded: every size up to this one is tried.
+_SMALL = 64
+
 
 @check("dropped-guard")
 def dropped_guards(patient: Patient) -> Iterator[Finding]:
-    """Guards on sizes, each tried on the sizes that will be recorded: is the result another one there?"""
+    """Guards on sizes, each tried on the sizes that will run: is the result another one there?"""
     traced = patient.traced
     if traced is None:
         return
@@ -44,11 +47,11 @@ def dropped_guards(patient: Patient) -> Iterator[Finding]:
 
 def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph) -> Finding:
     failing = _failing_sizes(patient, guard)
-    severity, meaning = "info", "no recorded size breaks it"
+    severity, meaning = "info", "no size that will run breaks it"
     if failing:
         shown = ", ".join(map(str, failing[:6])) + (", ..." if len(failing) > 6 else "")
         severity, meaning = _tried(patient, failing)
-        meaning = f"{len(failing)} of the sizes to be recorded break it ({shown}): {meaning}"
+        meaning = f"{len(failing)} of the sizes that will run break it ({shown}): {meaning}"
     return Finding(
         "dropped-guard",
         severity,
@@ -62,11 +65,19 @@ def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph
 
 
 def _failing_sizes(patient: Patient, guard: torch_hooks.SizeGuard) -> list[int]:
-    """The sizes to be recorded at which the guard does not hold, every dynamic dimension having that size."""
+    """The sizes that will run at which the guard does not hold, every dynamic dimension having that size."""
     if not patient.is_dynamic:
         return []
     symbols = [str(symbol) for symbol in guard.expression.free_symbols]
-    return [n for n in patient.sizes if guard.holds(dict.fromkeys(symbols, n)) is False]
+    return [n for n in _sizes_that_run(patient) if guard.holds(dict.fromkeys(symbols, n)) is False]
+
+
+def _sizes_that_run(patient: Patient) -> list[int]:
+    """Recorded sizes (smaller batches are padded to them), and above them, or without graphs, some of all others."""
+    listed, limit = patient.sizes, patient.config.max_num_batched_tokens
+    sizes = {*listed} if patient.config.mode else {*listed, *range(1, min(listed.largest, _SMALL) + 1)}
+    above = {listed.largest + 1, 2 * listed.largest, *([limit] if limit else [])}
+    return sorted(size for size in sizes | above if limit is None or size <= limit)
 
 
 def _tried(patient: Patient, failing: list[int]) -> tuple[str, str]:
