@@ -8,6 +8,7 @@ from torch import nn
 from cgkit.splitting import register_op
 
 A_GLOBAL = torch.ones(4)
+A_SCALAR = torch.tensor(2.0)
 
 
 class Prints(nn.Module):
@@ -159,6 +160,11 @@ class DefaultGenerator(nn.Module):
 class ReadsGlobal(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * A_GLOBAL
+
+
+class ReadsScalar(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * A_SCALAR
 
 
 class ReadsOwn(nn.Module):

@@ -250,8 +250,19 @@ def test_a_key_that_was_changed_since_pieces_were_stored(tmp_path, monkeypatch):
     assert found == []  # now that the right key is there
 
 
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_tensor_left_on_the_cpu(device):
+    found = report(models.ReadsScalar(), X.to(device), only=["outside_pool"])
+    assert ("cpu-tensor", "error") in bad(found)
+    assert bad(report(models.ReadsOwn().to(device), X.to(device), only=["outside_pool"])) == set()
+
+
 @pytest.mark.gpu
-def test_a_tensor_left_on_the_cpu():
-    model = models.ReadsGlobal().cuda()
-    codes = [f.code for f in report(model, X.cuda()) if f.severity == "error"]
-    assert "cpu-tensor" in codes or "trace-failed" in codes
+def test_a_model_on_a_gpu_is_recorded_for_real():
+    found = report(models.ReadsOwn().cuda(), X.cuda())
+    assert bad(found) == set()
+    assert "replayed" not in found.not_checked
+    assert bad(report(models.CallsOperator("syncs"), X.cuda())) & {
+        ("host-sync", "error"),
+        ("capture-forbidden", "error"),
+    }
