@@ -43,6 +43,7 @@ _WHERE = {
     "measuring.explain": "explain",
     "measuring.bench_host": "HostTime host_time",
     "measuring.mode_table": "ModeTable capture_modes",
+    "measuring.doctor": "doctor",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
 _MODULES = ("recordings",)
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
     )
     from cgkit.measuring.bench_host import HostTime, host_time
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
+    from cgkit.measuring.doctor import doctor
     from cgkit.measuring.expected_counters import counters_table
     from cgkit.measuring.explain import explain  # type: ignore[no-redef]
     from cgkit.measuring.mode_table import ModeTable, capture_modes

@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour``, ``cgkit timeline``, ``cgkit plan``, ``cgkit bench`` and ``cgkit cache``.
+"""The command line: ``cgkit tour``, ``timeline``, ``plan``, ``doctor``, ``bench`` and ``cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     _tour_parser(commands, common)
     _timeline_parser(commands, common)
     _plan_parser(commands, common)
+    _doctor_parser(commands, common)
     _bench_parser(commands, common)
     _cache_parser(commands, common)
     return parser
@@ -123,6 +124,19 @@ def _plan_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     plan.load = lambda: import_module("cgkit.measuring.plan_command")
     plan.set_defaults(run=run_plan)
+
+
+def _doctor_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="what goes wrong with a model of yours: graph breaks, syncs, dropped guards, ...",
+        description="Traces, splits, records and runs a model and reports what breaks, what would compute something "
+        "else in silence, and what will be slow: each with the line, the reason and the way out. The exit status is 1 "
+        "if there is an error.",
+    )
+    doctor.load = lambda: import_module("cgkit.measuring.doctor.command")
+    doctor.set_defaults(run=run_doctor)
 
 
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -250,6 +264,16 @@ def run_timeline(args: argparse.Namespace, write: Callable[[dict[str, Any]], Non
     print(result.text(), file=sys.stderr if args.json else sys.stdout)
     write(result.facts())
     return 0
+
+
+def run_doctor(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit doctor``."""
+    from cgkit.measuring.doctor import command
+
+    report = command.run(args)
+    print(repr(report), file=sys.stderr if args.json else sys.stdout)
+    write(report.facts())
+    return 1 if report.errors else 0
 
 
 def run_plan(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:

@@ -156,6 +156,18 @@ def mode_table(artefact: Any) -> str:
     return _card(artefact, picture, table(modes.drop(columns=["said"]), rows=8), f"<ul>{said}</ul>", *folded)
 
 
+def doctor_report(artefact: Any) -> str:
+    """The findings, worst first."""
+    frame = artefact.to_frame()
+    if not len(frame):
+        return _card(artefact, "<p>nothing was found</p>")
+    place = frame["file"].str.rsplit("/", n=1).str[-1] + ":" + frame["line"].astype(str)
+    shown = frame.assign(place=place.where(frame["file"] != "", ""))
+    return _card(
+        artefact, table(shown[["severity", "code", "place", "source", "what", "cost", "fix"]], rows=20)
+    )
+
+
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
@@ -260,6 +272,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CapturedGraphs": captured_graphs,
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
+    "Report": doctor_report,
     "Bytecode": _carded(compile_cards.bytecode),
     "CompilationLog": _carded(compile_cards.compilation_log),
     "CountersTable": _carded(compile_cards.counters_table),

@@ -15,6 +15,7 @@ from cgkit.torch_hooks.cuda import (
     weak_tensor,
 )
 from cgkit.torch_hooks.dispatch import TorchDispatchMode, without_dispatch_modes
+from cgkit.torch_hooks.doctor import Segments, SizeGuard, is_random, reads_values, segments, size_guards
 from cgkit.torch_hooks.dynamo import (
     COMPILED_FN_PREFIX,
     compile_lock,
@@ -130,7 +131,9 @@ __all__ = [
     "LaunchStream",
     "OpOverload",
     "OpOverloadPacket",
+    "Segments",
     "SideEffect",
+    "SizeGuard",
     "TorchDispatchMode",
     "always_hit_shape_env",
     "any_number",
@@ -181,6 +184,7 @@ __all__ = [
     "is_compiled",
     "is_composite",
     "is_fake",
+    "is_random",
     "lean_global",
     "load_artifact",
     "load_from_graph_cache",
@@ -202,6 +206,7 @@ __all__ = [
     "put_graph_cache_files",
     "quiet_loggers",
     "ranged_fake_mode",
+    "reads_values",
     "register_bytecode_hook",
     "register_fake_in",
     "release_pool",
@@ -211,7 +216,9 @@ __all__ = [
     "run_cpu_kernel",
     "running_fake",
     "scaled_mm",
+    "segments",
     "shape_guards",
+    "size_guards",
     "specialised_symbols",
     "standalone_compile",
     "storage_key",

@@ -1,0 +1,45 @@
+"""What a stream that is capturing forbids: reading values on the host, other memory for a tensor, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cgkit.measuring.doctor.findings import Finding, at
+from cgkit.measuring.doctor.observe import Sight, observe
+from cgkit.measuring.doctor.patient import Patient
+from cgkit.measuring.doctor.registry import NotCheckedError, check
+
+_AGAIN = "cgkit.get_platform('emulated').record(lambda: model(*example_inputs), pool)"
+
+
+@check("host-sync", "capture-forbidden")
+def capture_rules(patient: Patient) -> Iterator[Finding]:
+    """Each line that cannot be recorded, by the emulated platform's rules."""
+    seen = observe(patient)
+    for sight in seen.host_reads:
+        yield host_sync(sight)
+    for sight in seen.forbidden:
+        yield Finding(
+            "capture-forbidden",
+            "error",
+            f"{sight.operator} cannot be recorded: {' '.join(sight.error.split())}",
+            "move the line to an eager piece (a splitting operator), or out of forward",
+            again=_AGAIN,
+            **at(sight.frame),
+        )
+    if seen.refused:
+        raise NotCheckedError(seen.refused)
+
+
+def host_sync(sight: Sight) -> Finding:
+    """The finding for one read of a value on the host."""
+    return Finding(
+        "host-sync",
+        "error",
+        f"{sight.operator} reads a tensor's value on the host: the CPU waits for the GPU, and a capturing stream "
+        "refuses it",
+        "keep it a tensor operation (torch.where instead of a branch, a mask instead of nonzero), pass the number in, "
+        "or move the line to an eager piece (a splitting operator)",
+        again=_AGAIN,
+        **at(sight.frame),
+    )

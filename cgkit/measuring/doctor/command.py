@@ -1,0 +1,171 @@
+"""``cgkit doctor``: a report on a class in a file, or on a model of ``transformers``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from cgkit.capturing.static_inputs import Call, as_call
+from cgkit.config import CompilationConfig
+from cgkit.errors import CgkitError
+from cgkit.measuring.doctor.examine import doctor
+from cgkit.measuring.doctor.report import Report
+
+#: A configuration by its family's name is made so small (the fields that it has), with random weights.
+_SMALL: Mapping[str, int] = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "ffn_dim": 128, "word_embed_proj_dim": 64,
+}  # fmt: skip
+_TOKENS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "model",
+        metavar="FILE:CLASS",
+        help="a class in a Python file, built without arguments; or a folder that transformers wrote; or the name of "
+        "one of its families (llama, qwen3, ...), made small with random weights",
+    )
+    parser.add_argument(
+        "--inputs",
+        metavar="CODE",
+        help="the example call: a method of the class, a function of the file, or an expression with its names and "
+        "torch, that gives a tensor, a tuple or a dict of keywords (default: the method example_inputs)",
+    )
+    parser.add_argument("--mode", metavar="MODE", help="the cudagraph_mode, as 'full' (default: piecewise)")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help="the sizes to be recorded (default: the article's)"
+    )
+    parser.add_argument(
+        "--splitting-ops",
+        nargs="*",
+        metavar="OP",
+        help="operators that are cut at (default: cgkit's attention)",
+    )
+    parser.add_argument(
+        "--check", action="append", metavar="NAME", help="only this check; may be given several times"
+    )
+
+
+def run(args: argparse.Namespace) -> Report:
+    """The report that the command prints.
+
+    Raises:
+        CgkitError: the model or its inputs are not there, or raise; the message says which.
+    """
+    options = {
+        "cudagraph_mode": args.mode,
+        "cudagraph_capture_sizes": tuple(args.sizes) if args.sizes else None,
+        "splitting_ops": None if args.splitting_ops is None else tuple(args.splitting_ops),
+    }
+    config = CompilationConfig(**options)
+    file, colon, name = args.model.rpartition(":")
+    if colon and file.endswith(".py"):
+        model, call = _from_file(Path(file), name, args.inputs)
+    else:
+        model, call = _of_transformers(args.model, args.inputs)
+    return doctor_of_call(model, call, config, args.check)
+
+
+def doctor_of_call(model: nn.Module, call: Call, config: CompilationConfig, only: Any = None) -> Report:
+    """:func:`doctor` for a call in one value."""
+    try:
+        return doctor(model, *call.args, config=config, only=only, **call.kwargs)
+    except TypeError as error:
+        raise CgkitError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
+
+
+def _from_file(path: Path, name: str, inputs: str | None) -> tuple[nn.Module, Call]:
+    module = load_file(path)
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        known = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
+        raise CgkitError(f"{path} has no nn.Module class {name!r}; it has {', '.join(known) or 'none'}")
+    try:
+        model = cls()
+    except Exception as error:
+        raise CgkitError(
+            f"{name}() raises {type(error).__name__}: {error}. The class is built without arguments: give one whose "
+            "constructor takes none, for instance a subclass that fills them in"
+        ) from error
+    return model, as_call(_inputs(model, module, inputs))
+
+
+def load_file(path: Path) -> ModuleType:
+    """The file as a module, which Dynamo can find by its name.
+
+    Raises:
+        CgkitError: there is no such file, or it raises when it is run.
+    """
+    if not path.is_file():
+        raise CgkitError(f"there is no file {path}")
+    name = f"cgkit_doctor_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # for what the file itself imports
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CgkitError(f"{path} raises {type(error).__name__}: {error}") from error
+    return module
+
+
+def _inputs(model: nn.Module, module: ModuleType | None, code: str | None) -> Any:
+    if code is None and not hasattr(model, "example_inputs"):
+        raise CgkitError(
+            f"{type(model).__name__} has no method example_inputs: add one that gives the arguments of a call, or "
+            "say --inputs 'torch.ones(8, 4)'"
+        )
+    name = code or "example_inputs"
+    names = vars(module) if module is not None else {}
+    try:
+        if name.isidentifier() and callable(getattr(model, name, None)):
+            return getattr(model, name)()
+        if callable(names.get(name)):
+            return names[name]()
+        return eval(name, {**names, "torch": torch, "model": model})  # the user's own text
+    except Exception as error:
+        raise CgkitError(f"the example inputs ({name}) raise {type(error).__name__}: {error}") from error
+
+
+def _of_transformers(given: str, inputs: str | None) -> tuple[nn.Module, Call]:
+    """An adopted model with a few tokens."""
+    from cgkit.serving.adopt import adopt
+
+    path = Path(given).expanduser()
+    model = adopt(path if path.exists() else _small_config(given))
+    if inputs is not None:
+        return model, as_call(_inputs(model, None, inputs))
+    return model, Call((torch.arange(_TOKENS) + 3, torch.arange(_TOKENS)), {})
+
+
+def _small_config(family: str) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise CgkitError(
+            f"{family!r} is no file:class, and transformers is not installed ({error})"
+        ) from error
+    try:
+        known = transformers.AutoConfig.for_model(family)
+    except ValueError as error:
+        raise CgkitError(
+            f"{family!r} is neither FILE.py:CLASS, nor a folder, nor a family of transformers (llama, qwen3, gpt2, ...)"
+        ) from error
+    small = {name: value for name, value in _SMALL.items() if hasattr(known, name)}
+    return transformers.AutoConfig.for_model(family, **small, bos_token_id=1, eos_token_id=2, pad_token_id=0)

@@ -1,0 +1,65 @@
+"""``doctor(model, *example_inputs, config=...)``: what goes wrong with a model on the road, and where."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from cgkit.capturing.static_inputs import as_call
+from cgkit.config import CompilationConfig
+from cgkit.errors import CgkitError
+from cgkit.measuring.doctor import checks as checks
+from cgkit.measuring.doctor.findings import Finding
+from cgkit.measuring.doctor.patient import Patient, cannot
+from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError
+from cgkit.measuring.doctor.report import Report
+
+
+def doctor(
+    model: nn.Module,
+    *example_inputs: Any,
+    config: CompilationConfig | None = None,
+    dynamic_arg_dims: Mapping[str, Any] | None = None,
+    other_inputs: Sequence[Any] = (),
+    only: Sequence[str] | None = None,
+    **example_kwargs: Any,
+) -> Report:
+    """Tries ``model`` and reports what breaks, what will compute something else in silence, and what will be slow.
+
+    The model is traced, split, recorded (on the emulated platform where there is no GPU) and run a few times,
+    eagerly and replayed; its buffers and the random state are put back afterwards, Python attributes are not.
+    Call it inside :class:`cgkit.set_forward_context` if the model's operators need metadata.
+
+    Args:
+        example_inputs, example_kwargs: one call. Values matter: the model is run with them.
+        config: how the model will be compiled; default :class:`CompilationConfig`.
+        dynamic_arg_dims: as for :func:`cgkit.trace`.
+        other_inputs: further calls that the model will get, each a tensor, a tuple or a dict of keywords: what
+            the trace of the first cannot serve is reported.
+        only: names of checks (``cgkit.measuring.doctor.CHECKS``) to make; default all.
+
+    Raises:
+        CgkitError: there is no such check, or ``model`` is no module.
+        TypeError: the example does not fit ``forward``.
+    """
+    if not isinstance(model, nn.Module):
+        raise CgkitError(f"doctor looks at an nn.Module, and was given {type(model).__name__}")
+    unknown = sorted(set(only or ()) - set(CHECKS))
+    if unknown:
+        raise CgkitError(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    others = tuple((tuple(call.args), dict(call.kwargs)) for call in map(as_call, other_inputs))
+    config = config or CompilationConfig()
+    found: list[Finding] = []
+    not_checked: dict[str, str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
+        for name in only or CHECKS:
+            try:
+                found.extend(CHECKS[name].look(patient))
+            except NotCheckedError as error:
+                not_checked[name] = cannot(error)
+    return Report(patient, found, not_checked)

@@ -1,0 +1,232 @@
+"""One watched run of the model: what of it reads values on the host, draws random numbers, or cannot be recorded.
+
+A model with a trace runs node by node: each node of a recorded piece is first *recorded* by the emulated
+platform, whose rules are those of a stream that is capturing, and then run for real, so that a node that cannot
+be recorded does not hide the next one. A model without a trace runs as it is, under a watch that lets everything
+pass and writes down what a capture would refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from cgkit import torch_hooks
+from cgkit.capturing.emulated import EmulatedPlatform
+from cgkit.config import CUDAGraphMode
+from cgkit.errors import CaptureError, HostReadError
+from cgkit.measuring.doctor.findings import at_message
+from cgkit.measuring.doctor.patient import Patient
+from cgkit.torch_hooks import TorchDispatchMode
+from cgkit.tracing.frames import TORCH_FOLDER, Frame, user_line
+
+_HERE = os.path.dirname(__file__) + os.sep
+_CALLS = ("call_function", "call_method", "call_module")
+_READS = {
+    torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.__array__,
+    torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__dlpack__,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Something that was seen: the operator or method, the user's line, and the error that recording raises."""
+
+    operator: str
+    frame: Frame | None
+    error: str = ""
+
+
+@dataclass
+class Observation:
+    """What a watched run showed. ``refused``: why there was none, or it ended early."""
+
+    host_reads: list[Sight] = field(default_factory=list)
+    forbidden: list[Sight] = field(default_factory=list)
+    random: list[Sight] = field(default_factory=list)
+    own_generators: list[Sight] = field(default_factory=list)
+    refused: str = ""
+
+
+def observe(patient: Patient) -> Observation:
+    """The watched run of this patient, made once."""
+    if "observation" not in patient.notes:
+        seen = patient.notes["observation"] = Observation()
+        with contextlib.redirect_stdout(io.StringIO()), patient.unharmed():
+            try:
+                (_run_model if patient.traced is None else _run_nodes)(patient, seen)
+            except Exception as error:  # the model's own
+                seen.refused = f"the model fails on the example: {type(error).__name__}: {error}"
+    return patient.notes["observation"]
+
+
+def _run_model(patient: Patient, seen: Observation) -> None:
+    args, kwargs = patient.copies()
+    watch = _Watch(seen)
+    with watch.reads, watch:
+        patient.model(*args, **kwargs)
+
+
+def _run_nodes(patient: Patient, seen: Observation) -> None:
+    split = patient.split
+    assert split is not None
+    inputs = graph_inputs(patient)
+    records = patient.device.type == "cpu" and bool(patient.config.mode)
+    if not records:
+        seen.refused = (
+            "nothing is to be recorded (cudagraph_mode is NONE)"
+            if not patient.config.mode
+            else f"the emulated platform records CPU tensors, and the model is on {patient.device}: move it to the CPU"
+        )
+    _NodeByNode(patient, seen, records).run(*inputs)
+
+
+class _Collected(Exception):  # noqa: N818 - no error: the inputs are there
+    pass
+
+
+def graph_inputs(patient: Patient) -> list[Any]:
+    """What the graph gets in the example call: the model's own weights, copies of the arguments."""
+    found: list[Any] = []
+
+    def collect(*inputs: Any) -> Any:
+        found.extend(inputs)
+        raise _Collected
+
+    args, kwargs = patient.copies()
+    assert patient.traced is not None
+    with contextlib.suppress(_Collected):
+        patient.traced.bind(collect)(*args, **kwargs)
+    return found
+
+
+class _NodeByNode(fx.Interpreter):
+    """Records each node of the pieces that are to be recorded, and runs it for real."""
+
+    def __init__(self, patient: Patient, seen: Observation, records: bool) -> None:
+        split = patient.split
+        assert split is not None
+        super().__init__(split.graph_module)
+        self.assignment, self.seen, self.records = split.assignment, seen, records
+        self.everything = patient.config.mode.has_mode(CUDAGraphMode.FULL)
+        self.platform = EmulatedPlatform()
+        self.watch = _Watch(seen, only_random=True)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op not in _CALLS:
+            return super().run_node(n)
+        if self.records and self._is_recorded(n):
+            self._record(n)
+        self.watch.frame = user_line(n)
+        with self.watch:
+            return super().run_node(n)
+
+    def _is_recorded(self, n: fx.Node) -> bool:
+        piece = self.assignment.piece_of.get(n)
+        return self.everything or (piece is not None and not self.assignment.is_splitting[piece])
+
+    def _record(self, n: fx.Node) -> None:
+        pool = self.platform.new_pool()
+        try:
+            self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
+        except CaptureError as error:
+            place = at_message(str(error))
+            inside = (
+                bool(place)
+                and not place["file"].startswith(_HERE)
+                and not place["file"].startswith(TORCH_FOLDER)
+            )
+            frame = (place["file"], place["line"], place["source"]) if inside else user_line(n)
+            kind = self.seen.host_reads if isinstance(error, HostReadError) else self.seen.forbidden
+            sight = Sight(str(n.target), frame, str(error))
+            if sight not in kind:
+                kind.append(sight)
+        finally:
+            self.platform.free(pool)
+
+
+class _Reads(TorchFunctionMode):
+    """Writes down where Python reads a tensor past the dispatcher."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _READS:
+            return func(*args, **(kwargs or {}))
+        self.watch.note(self.watch.seen.host_reads, f"Tensor.{func.__name__}()")
+        with self.watch.looking_away():
+            return func(*args, **(kwargs or {}))
+
+
+class _Watch(TorchDispatchMode):
+    """Writes down the operators that read values on the host or draw random numbers; lets them all pass."""
+
+    def __init__(self, seen: Observation, only_random: bool = False) -> None:
+        super().__init__()
+        self.seen, self.only_random = seen, only_random
+        self.frame: Frame | None = None
+        self.away = False
+        self.reads = _Reads(self)
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        before, self.away = self.away, True
+        try:
+            yield
+        finally:
+            self.away = before
+
+    def note(self, kept: list[Sight], operator: str) -> None:
+        if self.away:
+            return
+        sight = Sight(operator, self.frame or _calling_line())
+        if all(other.frame != sight.frame for other in kept):
+            kept.append(sight)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch_hooks.is_random(func):  # or may be: an attention draws only with a dropout
+            return self._maybe_random(func, args, kwargs)
+        if not self.only_random and torch_hooks.reads_values(func, args):
+            self.note(self.seen.host_reads, str(func))
+        return func(*args, **kwargs)
+
+    def _maybe_random(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("generator") is not None:
+            self.note(self.seen.own_generators, str(func))
+            return func(*args, **kwargs)
+        before = _random_state()
+        result = func(*args, **kwargs)
+        if any(not torch.equal(a, b) for a, b in zip(before, _random_state())):
+            self.note(self.seen.random, str(func))
+        return result
+
+
+def _random_state() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+
+
+def _calling_line() -> Frame | None:
+    """The innermost line of Python that is neither torch's nor of this folder."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((TORCH_FOLDER, _HERE, "<frozen", "<eval_with_key>")):
+            return file, frame.f_lineno, ""
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -1,0 +1,244 @@
+"""Models that are broken in one way each, and their fixed twins."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from cgkit.splitting import register_op
+
+A_GLOBAL = torch.ones(4)
+A_SCALAR = torch.tensor(2.0)
+
+
+class Prints(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print(y)  # breaks
+        return y * 2
+
+
+class PrintsNot(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1) * 2
+
+
+class TwoBreaks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x.sum().item()  # first
+        if y.sum() > 3:  # second
+            y = y * 2
+        return y
+
+
+class NoBreaks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x.sum()
+        return torch.where(y.sum() > 3, y * 2, y)
+
+
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(5)  # a row has 4
+
+
+class RaisesNot(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(4)
+
+
+class ReshapesByNumber(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a = x.reshape(8, 2, 2)  # a number
+        b = y * 2 if y.shape[0] == 6 else y  # a comparison
+        return a.sum() + b.sum()
+
+
+class ReshapesBySize(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a = x.reshape(-1, 2, 2)
+        return a.sum() + (y * 2).sum()
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) >= 4 else x * 100  # another result
+
+
+class BranchesHigh(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) < 4 else x * 100
+
+
+class BranchesToTheSame(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) >= 4 else x + x
+
+
+class NotAnnotated(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class TakesMany(nn.Module):
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return xs[0] + xs[1]
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x if len(x) >= 4 else x * 1
+
+
+class MaybeMask(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        return (x if mask is None else x * mask) * scale
+
+
+class WritesBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(x.sum(0))  # writes
+        return x + self.seen
+
+
+class ReturnsBuffer(WritesBuffer):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = self.seen + x.sum(0)
+        return x + seen, seen
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1  # frozen
+        return x * self.steps
+
+
+class CountsNot(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+class SelectsByMask(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sum() + x.sum()  # nonzero
+
+
+class SelectsByNumber(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(2, dtype=torch.int64)
+        return torch.where(x > 0, x, 0).sum() + x[rows].sum()
+
+
+class Inverts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x.T @ x + torch.eye(4))  # checks for singularity on the host
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=self.generator)  # its own
+
+
+class DefaultGenerator(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape)  # the default
+
+
+class ReadsGlobal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * A_GLOBAL
+
+
+class ReadsScalar(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * A_SCALAR
+
+
+class ReadsOwn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("own", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.own
+
+
+def _attention_into(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x.flip(-1))
+
+
+def _fresh(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(-1)
+
+
+def _named(x: torch.Tensor, out: torch.Tensor, layer: str) -> None:
+    out.copy_(x)
+
+
+def _syncs(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x * x.sum().item())  # reads on the host
+
+
+def _resizes(x: torch.Tensor, out: torch.Tensor) -> None:
+    scratch = torch.empty(0)
+    scratch.resize_(x.shape)  # other memory
+    out.copy_(scratch.copy_(x))
+
+
+def register() -> None:
+    """The operators that the models call."""
+    space = {"namespace": "doctor_test"}
+    register_op("attention_into", _attention_into, ["out"], **space)
+    register_op("fresh", _fresh, [], fake_impl=lambda x: torch.empty_like(x), **space)
+    register_op("named", _named, ["out"], **space)
+    register_op("named_well", _named, ["out"], lookup_args=["layer"], **space)
+    register_op("syncs", _syncs, ["out"], **space)
+    register_op("resizes", _resizes, ["out"], **space)
+
+
+class CallsOperator(nn.Module):
+    """An operator that writes into what it is given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.operator = getattr(torch.ops.doctor_test, name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        out = torch.empty_like(y)
+        self.operator(y, out)
+        return out * 2
+
+
+class CallsFresh(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.doctor_test.fresh(x + 1) * 2
+
+
+class Layers(nn.Module):
+    """Layers that differ in a name alone; attention cuts between them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.operator = getattr(torch.ops.doctor_test, name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in range(3):
+            out = torch.empty_like(x)
+            self.operator(x * 2, out, f"layer.{layer}")
+            x = torch.empty_like(out)
+            torch.ops.doctor_test.attention_into(out + 1, x)
+        return x
