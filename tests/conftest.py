@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cgkit.compiling import compiled_graph
+from cgkit.compiling.cache import traces
 from cgkit.compiling.cache.folder import disabled
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.warm import road
@@ -33,4 +34,5 @@ def compile_cache(cache_dir, monkeypatch):
     """The cache on, in an empty folder."""
     monkeypatch.setattr(compiled_graph, "open_cache", open_cache)
     monkeypatch.setattr(road, "cache_is_on", lambda: not disabled())
+    monkeypatch.setattr(traces, "_misses", {})  # what other tests of this process traced
     return cache_dir

@@ -149,8 +149,7 @@ def ranged_version(
     mode, new = torch_hooks.ranged_fake_mode(low, high)
 
     def narrow(size: Any) -> Any:
-        size = torch_hooks.substitute_symbols(size, dict(numbers or {}))
-        rewritten = torch_hooks.rewritten_size(size, symbol, new, mode, high)
+        rewritten = torch_hooks.rewritten_size(size, symbol, new, mode, high, numbers)
         if rewritten is size and isinstance(size, torch.SymInt):
             raise CompileError(
                 f"{what}: size {size} does not follow from the token count alone; compile_ranges needs "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -84,8 +85,11 @@ def any_number(fake_mode: Any, name: str) -> Any:
     return environment.create_symintnode(symbol, hint=7, source=source)
 
 
-def rewritten_size(value: Any, symbol: Any, new: Any, fake_mode: Any, example: int) -> Any:
-    """A size with ``new`` (of ``fake_mode``) for ``symbol``, if nothing else symbolic is in it; else as it was.
+def rewritten_size(
+    value: Any, symbol: Any, new: Any, fake_mode: Any, example: int, numbers: Mapping[Any, int] | None = None
+) -> Any:
+    """A size with ``new`` (of ``fake_mode``) for ``symbol`` and ``numbers`` for others, if nothing else symbolic is in
+    it; else as it was.
 
     ``example``: the number that stands for the symbol. Run on torch 2.13 (CPU).
     """
@@ -93,7 +97,7 @@ def rewritten_size(value: Any, symbol: Any, new: Any, fake_mode: Any, example: i
         return value
     import sympy
 
-    expression = value.node.expr
+    expression = value.node.expr.xreplace({other: sympy.Integer(n) for other, n in (numbers or {}).items()})
     if not expression.free_symbols:
         return int(expression)
     if expression.free_symbols != {symbol}:

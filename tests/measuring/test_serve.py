@@ -178,8 +178,12 @@ def test_bench_serve_puts_modes_side_by_side(tmp_path):
     assert (rows["full_steps"] + rows["piecewise_steps"] + rows["uncaptured_steps"] == rows["steps"]).all()
     none = rows["mode"] == "NONE"
     assert (rows["uncaptured_steps"] == rows["steps"])[none].all() and (rows["full_steps"] > 0)[~none].all()
-    assert (rows["padding_of_computed"] == 0)[none].all() and (rows["padding_of_computed"] > 0)[~none].all()
+    assert (rows["padding_of_computed"] == 0)[none].all()
     requests, steps = pd.read_csv(files["requests-csv"]), pd.read_csv(files["steps-csv"])
+    # how much is padded depends on when requests arrive, so on this machine's speed; what the row says does not
+    computed, real = (steps[name].sum() for name in ("num_padded_tokens", "num_tokens"))
+    padded = rows["padding_of_computed"] * rows["steps"]
+    assert (computed > real) == (padded > 0).any()
     assert len(requests) == 4 * 12 and len(steps) == rows["steps"].sum()
     assert requests.groupby("request")["output_tokens"].nunique().eq(1).all()  # the same traffic every time
     assert (requests["ttft_ms"] > 0).all() and pd.read_csv(files["csv"])["emulated"].all()
