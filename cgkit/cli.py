@@ -270,6 +270,14 @@ def run_doctor(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]
     """``cgkit doctor``."""
     from cgkit.measuring.doctor import command
 
+    if args.codes:
+        from cgkit.measuring.doctor.codes import codes_frame
+        from cgkit.plotting.tables import text_table
+
+        frame = codes_frame()
+        print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
+        write({"codes": frame.to_dict("records")})
+        return 0
     report = command.run(args)
     print(repr(report), file=sys.stderr if args.json else sys.stdout)
     write(report.facts())

@@ -15,7 +15,15 @@ from cgkit.torch_hooks.cuda import (
     weak_tensor,
 )
 from cgkit.torch_hooks.dispatch import TorchDispatchMode, without_dispatch_modes
-from cgkit.torch_hooks.doctor import Segments, SizeGuard, is_random, reads_values, segments, size_guards
+from cgkit.torch_hooks.doctor import (
+    Segments,
+    SizeGuard,
+    as_if_compiling,
+    is_random,
+    reads_values,
+    segments,
+    size_guards,
+)
 from cgkit.torch_hooks.dynamo import (
     COMPILED_FN_PREFIX,
     compile_lock,
@@ -104,6 +112,7 @@ from cgkit.torch_hooks.passes import (
 )
 from cgkit.torch_hooks.profiler import profiler_range, profiler_runs
 from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
+from cgkit.torch_hooks.streams import stand_in_streams, stream_now
 from cgkit.torch_hooks.symbols import (
     any_number,
     free_symbol_names,
@@ -138,6 +147,7 @@ __all__ = [
     "always_hit_shape_env",
     "any_number",
     "artifact_bytes",
+    "as_if_compiling",
     "auto_functionalized",
     "auto_functionalized_v2",
     "autotuning_caught",
@@ -220,8 +230,10 @@ __all__ = [
     "shape_guards",
     "size_guards",
     "specialised_symbols",
+    "stand_in_streams",
     "standalone_compile",
     "storage_key",
+    "stream_now",
     "substitute_symbols",
     "symbol_facts",
     "symbolic_expression",

@@ -65,7 +65,8 @@ def _name(source: Any) -> str:
 class Segments:
     """What Dynamo makes of a function when it may break the graph.
 
-    ``graphs``: how many; ``breaks``: (reason, frames from the outermost) of each break; ``error``: what it raised.
+    ``graphs``: how many; ``breaks``: (reason, frames from the outermost) of each break; ``error``: what it raised;
+    ``failed``: the guards that failed, one text for each entry that did not fit, in the order of the calls.
     Run on torch 2.13 (CPU).
     """
 
@@ -73,6 +74,7 @@ class Segments:
     breaks: list[tuple[str, list[tuple[str, int, str]]]] = field(default_factory=list)
     error: Exception | None = None
     codes: list[Any] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def forget(self) -> None:
         """Drops what Dynamo keeps for the code that it compiled."""
@@ -94,7 +96,10 @@ def segments(function: Callable[..., Any]) -> tuple[Callable[..., Any], Segments
             found.breaks.append((reason.reason, frames))
         return graph_module.forward
 
-    compiled = torch.compile(function, backend=backend)
+    def failed(guard: Any) -> None:
+        found.failed.append(str(getattr(guard, "reason", guard)))
+
+    compiled = torch._dynamo.optimize(backend, guard_fail_fn=failed)(function)  # as torch.compile(function)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with quiet_loggers(), _no_warnings_logged():
@@ -128,3 +133,20 @@ def reads_values(operator: Any, args: Any = ()) -> bool:
         return any(getattr(index, "dtype", None) in masks for index in args[1])
     tags = getattr(operator, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+@contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Models that ask ``torch.compiler.is_compiling()`` hear yes: they take the path that a trace takes.
+
+    Where a version keeps no such flag, nothing changes. Run on torch 2.13 (CPU).
+    """
+    if not hasattr(torch.compiler, "_is_compiling_flag"):
+        yield
+        return
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

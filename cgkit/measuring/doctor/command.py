@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cgkit import torch_hooks
 from cgkit.capturing.static_inputs import Call, as_call
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError
@@ -34,9 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="FILE:CLASS",
-        help="a class in a Python file, built without arguments; or a folder that transformers wrote; or the name of "
-        "one of its families (llama, qwen3, ...), made small with random weights",
+        nargs="?",
+        help="a class in a Python file, built without arguments; or a folder that transformers wrote; or a model's name "
+        "on the Hugging Face hub, if it was downloaded before; or one of transformers' families (llama, qwen3, ...), "
+        "made small with random weights",
     )
+    parser.add_argument("--codes", action="store_true", help="only list the codes that a finding may have")
     parser.add_argument(
         "--inputs",
         metavar="CODE",
@@ -64,6 +70,8 @@ def run(args: argparse.Namespace) -> Report:
     Raises:
         CgkitError: the model or its inputs are not there, or raise; the message says which.
     """
+    if not args.model:
+        raise CgkitError("say which model: FILE.py:CLASS, a folder, or a name of transformers (or ask for --codes)")
     options = {
         "cudagraph_mode": args.mode,
         "cudagraph_capture_sizes": tuple(args.sizes) if args.sizes else None,
@@ -71,11 +79,29 @@ def run(args: argparse.Namespace) -> Report:
     }
     config = CompilationConfig(**options)
     file, colon, name = args.model.rpartition(":")
-    if colon and file.endswith(".py"):
-        model, call = _from_file(Path(file), name, args.inputs)
-    else:
-        model, call = _of_transformers(args.model, args.inputs)
-    return doctor_of_call(model, call, config, args.check)
+    with torch_hooks.stand_in_streams():  # a constructor may make a stream
+        if colon and file.endswith(".py"):
+            model, call = _from_file(Path(file), name, args.inputs)
+        else:
+            model, call = _of_transformers(args.model, args.inputs)
+        report = doctor_of_call(model, call, config, args.check)
+    words = _words(args)
+    report.findings = [replace(each, command=shlex.join([*words, "--check", each.check])) for each in report]
+    return report
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """The command that was given, without what only shapes its output."""
+    words = ["cgkit", "doctor", args.model]
+    if args.inputs is not None:
+        words += ["--inputs", args.inputs]
+    if args.mode is not None:
+        words += ["--mode", args.mode]
+    if args.sizes:
+        words += ["--sizes", *map(str, args.sizes)]
+    if args.splitting_ops is not None:
+        words += ["--splitting-ops", *args.splitting_ops]
+    return words
 
 
 def doctor_of_call(model: nn.Module, call: Call, config: CompilationConfig, only: Any = None) -> Report:
@@ -146,12 +172,31 @@ def _inputs(model: nn.Module, module: ModuleType | None, code: str | None) -> An
 def _of_transformers(given: str, inputs: str | None) -> tuple[nn.Module, Call]:
     """An adopted model with a few tokens."""
     from cgkit.serving.adopt import adopt
+    from cgkit.serving.weights import SMOLLM2
 
-    path = Path(given).expanduser()
-    model = adopt(path if path.exists() else _small_config(given))
+    model = adopt(given if given == SMOLLM2 else _folder(given) or _small_config(given))
     if inputs is not None:
         return model, as_call(_inputs(model, None, inputs))
     return model, Call((torch.arange(_TOKENS) + 3, torch.arange(_TOKENS)), {})
+
+
+def _folder(given: str) -> Path | None:
+    """The folder that ``given`` names: its path, or where a model of the hub was downloaded to; None if neither."""
+    path = Path(given).expanduser()
+    if path.exists():
+        return path
+    if given.count("/") != 1:
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(given, local_files_only=True))
+    except Exception as error:  # its own kinds, or it is not installed
+        raise CgkitError(
+            f"{given!r} is no folder, and no model of that name was downloaded before ({type(error).__name__}). cgkit "
+            "downloads nothing: fetch it with the hub's own client, save_pretrained it into a folder, or name its "
+            "family (llama, qwen3, ...) for a small one with random weights"
+        ) from error
 
 
 def _small_config(family: str) -> Any:

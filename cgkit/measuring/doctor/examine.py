@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from cgkit import torch_hooks
 from cgkit.capturing.static_inputs import as_call
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError
@@ -16,6 +18,8 @@ from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError
 from cgkit.measuring.doctor.report import Report
+
+_COMMAND = "cgkit.doctor(model, *example_inputs, only=['{}'])"
 
 
 def doctor(
@@ -54,12 +58,13 @@ def doctor(
     config = config or CompilationConfig()
     found: list[Finding] = []
     not_checked: dict[str, str] = {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch_hooks.stand_in_streams():
         warnings.simplefilter("ignore")
         patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
         for name in only or CHECKS:
             try:
-                found.extend(CHECKS[name].look(patient))
+                for finding in CHECKS[name].look(patient):
+                    found.append(replace(finding, check=name, command=_COMMAND.format(name)))
             except NotCheckedError as error:
                 not_checked[name] = cannot(error)
     return Report(patient, found, not_checked)

@@ -25,10 +25,10 @@ from cgkit import torch_hooks
 from cgkit.capturing.emulated import EmulatedPlatform
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError, HostReadError
-from cgkit.measuring.doctor.findings import at_message
+from cgkit.measuring.doctor.findings import at, at_message, stack_of
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.torch_hooks import TorchDispatchMode
-from cgkit.tracing.frames import TORCH_FOLDER, Frame, user_line
+from cgkit.tracing.frames import TORCH_FOLDER, Frame, frames_in, user_line
 
 _HERE = os.path.dirname(__file__) + os.sep
 _CALLS = ("call_function", "call_method", "call_module")
@@ -40,11 +40,18 @@ _READS = {
 
 @dataclass(frozen=True)
 class Sight:
-    """Something that was seen: the operator or method, the user's line, and the error that recording raises."""
+    """Something that was seen: the operator or method, the user's line, the error that recording raises, and how
+    the line was reached (from the outermost)."""
 
     operator: str
     frame: Frame | None
     error: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    def where(self) -> dict[str, Any]:
+        """The fields of a finding that say where: ``file``, ``line``, ``source``, ``stack``."""
+        way = (*self.frames, self.frame) if self.frame else self.frames
+        return {**at(self.frame), "stack": stack_of(way)}
 
 
 @dataclass
@@ -127,7 +134,7 @@ class _NodeByNode(fx.Interpreter):
             return super().run_node(n)
         if self.records and self._is_recorded(n):
             self._record(n)
-        self.watch.frame = user_line(n)
+        self.watch.node = n
         with self.watch:
             return super().run_node(n)
 
@@ -148,7 +155,7 @@ class _NodeByNode(fx.Interpreter):
             )
             frame = (place["file"], place["line"], place["source"]) if inside else user_line(n)
             kind = self.seen.host_reads if isinstance(error, HostReadError) else self.seen.forbidden
-            sight = Sight(str(n.target), frame, str(error))
+            sight = Sight(str(n.target), frame, str(error), tuple(frames_in(n.stack_trace or "")))
             if sight not in kind:
                 kind.append(sight)
         finally:
@@ -178,7 +185,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, seen: Observation, only_random: bool = False) -> None:
         super().__init__()
         self.seen, self.only_random = seen, only_random
-        self.frame: Frame | None = None
+        self.node: fx.Node | None = None  # that is being run, where there is a graph
         self.away = False
         self.reads = _Reads(self)
 
@@ -193,7 +200,12 @@ class _Watch(TorchDispatchMode):
     def note(self, kept: list[Sight], operator: str) -> None:
         if self.away:
             return
-        sight = Sight(operator, self.frame or _calling_line())
+        if self.node is not None:
+            frame, frames = user_line(self.node), frames_in(self.node.stack_trace or "")
+        else:
+            frames = calling_lines()
+            frame = frames[-1] if frames else None
+        sight = Sight(operator, frame, frames=tuple(frames))
         if all(other.frame != sight.frame for other in kept):
             kept.append(sight)
 
@@ -221,12 +233,22 @@ def _random_state() -> list[torch.Tensor]:
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
-def _calling_line() -> Frame | None:
-    """The innermost line of Python that is neither torch's nor of this folder."""
+def calling_lines() -> list[Frame]:
+    """The lines of Python that led here, from the outermost: neither torch's, nor this folder's, nor of who called it."""
+    found: list[Frame] = []
     frame = sys._getframe(1)
+    inside = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((TORCH_FOLDER, _HERE, "<frozen", "<eval_with_key>")):
-            return file, frame.f_lineno, ""
+        if file.startswith(_HERE):
+            if inside:
+                break  # from here on it is doctor's caller
+        elif not file.startswith((TORCH_FOLDER, "<frozen", "<eval_with_key>")) and not _is_hook(file):
+            inside = True
+            found.append((file, frame.f_lineno, ""))
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return found[::-1]
+
+
+def _is_hook(file: str) -> bool:
+    return file.startswith(os.path.dirname(torch_hooks.__file__) + os.sep)

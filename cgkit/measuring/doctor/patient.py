@@ -74,6 +74,7 @@ class Patient:
         self.failure: TraceError | None = None
         self.notes: dict[str, Any] = {}  # what a check found out and another one needs
         self.traced: TracedGraph | None = None
+        self.marked: Mapping[str, Any] | None = None  # the dims of the trace that worked; None: inferred
         self._trace()
 
     # --- the stages ---
@@ -90,6 +91,7 @@ class Patient:
             try:
                 with self.in_context():
                     self.traced = trace(self.model, *self.args, dynamic_arg_dims=given, **self.kwargs)
+                self.marked = given if given is not None else dims
                 return
             except TraceError as error:
                 found = specialised_in(error)
@@ -245,6 +247,11 @@ def without(dims: dict[str, Any], found: list[Specialised], values: Mapping[str,
         if kept:
             left[name] = kept
     return left
+
+
+def cannot_run(error: Exception) -> str:
+    """An error that the model itself raised, in one line."""
+    return f"the model fails: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def cannot(error: CgkitError | None) -> str:

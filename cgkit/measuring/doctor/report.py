@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import Shown
-from cgkit.measuring.doctor.findings import SEVERITIES, Finding
+from cgkit.measuring.doctor.findings import FIELDS, SEVERITIES, Finding
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from cgkit.measuring.doctor.patient import Patient
-
-COLUMNS = ("code", "severity", "file", "line", "source", "what", "cost", "fix", "again")
 
 
 class Report(Shown):
@@ -77,10 +75,10 @@ class Report(Shown):
 
     def to_frame(self) -> pd.DataFrame:
         """One row a finding: ``code``, ``severity``, ``file``, ``line``, ``source``, ``what``, ``cost``, ``fix``,
-        ``again``."""
+        ``again``, ``command``, ``stack``, ``stream``, ``check``."""
         import pandas as pd
 
-        return pd.DataFrame([finding.facts() for finding in self.findings], columns=list(COLUMNS))
+        return pd.DataFrame([finding.facts() for finding in self.findings], columns=list(FIELDS))
 
     def facts(self) -> dict[str, Any]:
         """The report as plain data, for ``--json``."""

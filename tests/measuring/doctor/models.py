@@ -44,7 +44,7 @@ class Raises(nn.Module):
 
 class RaisesNot(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.ones(4)
+        return x @ torch.ones(4, device=x.device)
 
 
 class ReshapesByNumber(nn.Module):
@@ -134,7 +134,7 @@ class SelectsByMask(nn.Module):
 
 class SelectsByNumber(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = torch.zeros(2, dtype=torch.int64)
+        rows = torch.zeros(2, dtype=torch.int64, device=x.device)
         return torch.where(x > 0, x, 0).sum() + x[rows].sum()
 
 
@@ -154,7 +154,7 @@ class OwnGenerator(nn.Module):
 
 class DefaultGenerator(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(x.shape)  # the default
+        return x + torch.rand(x.shape, device=x.device)  # the default
 
 
 class ReadsGlobal(nn.Module):

@@ -114,9 +114,15 @@ def test_no_false_alarm_on_a_model_that_writes_its_input_nor_on_an_empty_batch()
 
 
 def test_a_guard_that_no_size_breaks_is_an_info():
-    found = report(models.Branches(), options={"cudagraph_capture_sizes": [4, 8]})
+    found = report(models.BranchesToTheSame(), options={"cudagraph_capture_sizes": [4, 8]})
     assert bad(found) == set()
     assert "x.shape[0] >= 4" in "".join(f.what for f in found.of_code("dropped-guard"))
+
+
+def test_a_batch_that_is_padded_past_a_branch_is_an_error():
+    """Alone the model takes one path for 3 rows; padded to 4 they take the other."""
+    found = report(models.Branches(), options={"cudagraph_capture_sizes": [4, 8]})
+    assert bad(found) == {("dropped-guard", "error")}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_a_splitting_operator_that_returns_a_new_tensor():
 
 
 def test_a_tensor_that_nobody_is_known_to_hold():
-    assert bad(report(models.ReadsGlobal())) == {("outside-pool", "warning")}
+    assert bad(report(models.ReadsGlobal())) == {("outside-pool", "warning"), ("host-copy", "warning")}
     assert bad(report(models.ReadsOwn())) == set()
 
 

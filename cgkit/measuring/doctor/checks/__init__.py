@@ -3,10 +3,13 @@
 # ruff: noqa: F401, I001 - the order of import is the order of the checks
 from cgkit.measuring.doctor.checks import graph_breaks
 from cgkit.measuring.doctor.checks import dimensions
+from cgkit.measuring.doctor.checks import zero_one
 from cgkit.measuring.doctor.checks import dropped_guards
+from cgkit.measuring.doctor.checks import recompilations
 from cgkit.measuring.doctor.checks import arguments
 from cgkit.measuring.doctor.checks import written
 from cgkit.measuring.doctor.checks import capture_rules
+from cgkit.measuring.doctor.checks import streams
 from cgkit.measuring.doctor.checks import random_numbers
 from cgkit.measuring.doctor.checks import dynamic_operators
 from cgkit.measuring.doctor.checks import outside_pool
@@ -15,3 +18,4 @@ from cgkit.measuring.doctor.checks import replayed
 from cgkit.measuring.doctor.checks import sizes
 from cgkit.measuring.doctor.checks import unshared
 from cgkit.measuring.doctor.checks import cache
+from cgkit.measuring.doctor.checks import host_copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cgkit.measuring.doctor.findings import Finding, at
+from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.observe import Sight, observe
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import NotCheckedError, check
@@ -25,21 +25,30 @@ def capture_rules(patient: Patient) -> Iterator[Finding]:
             f"{sight.operator} cannot be recorded: {' '.join(sight.error.split())}",
             "move the line to an eager piece (a splitting operator), or out of forward",
             again=_AGAIN,
-            **at(sight.frame),
+            stream=sight_stream(),
+            **sight.where(),
         )
     if seen.refused:
         raise NotCheckedError(seen.refused)
 
 
+def sight_stream() -> str:
+    """Which stream an operator inside of a recorded piece is called on."""
+    return "the stream that is capturing (the current one when the piece is recorded)"
+
+
 def host_sync(sight: Sight) -> Finding:
     """The finding for one read of a value on the host."""
+    waits = sight.operator.startswith("torch.cuda.")
+    what = "is called in forward" if waits else "reads a tensor's value on the host"
     return Finding(
         "host-sync",
         "error",
-        f"{sight.operator} reads a tensor's value on the host: the CPU waits for the GPU, and a capturing stream "
-        "refuses it",
+        f"{sight.operator} {what}: the CPU waits for the GPU, and a "
+        "capturing stream refuses it",
         "keep it a tensor operation (torch.where instead of a branch, a mask instead of nonzero), pass the number in, "
         "or move the line to an eager piece (a splitting operator)",
         again=_AGAIN,
-        **at(sight.frame),
+        stream=sight_stream(),
+        **sight.where(),
     )

@@ -10,9 +10,9 @@ from cgkit.measuring.doctor.registry import check
 from cgkit.tracing import infer_dynamic_arg_dims
 
 
-@check("specialised-dim", "zero-one", "uneven-sizes", "nothing-dynamic")
+@check("specialised-dim", "uneven-sizes", "nothing-dynamic")
 def dimensions(patient: Patient) -> Iterator[Finding]:
-    """Each specialised dimension with its line; example sizes 0 and 1, traced as 2; more than one token count."""
+    """Each specialised dimension with its line; more than one token count."""
     for one in patient.specialised:
         yield Finding(
             "specialised-dim",
@@ -42,16 +42,6 @@ def dimensions(patient: Patient) -> Iterator[Finding]:
             "annotate the tensors (`x: torch.Tensor`), or pass dynamic_arg_dims={'x': 0}",
             again="cgkit.trace(model, *example_inputs)",
         )
-    if patient.traced is not None:
-        for text in patient.traced.enlarged:
-            yield Finding(
-                "zero-one",
-                "info",
-                f"the example has a dynamic dimension of size 0 or 1, which Dynamo takes for a constant; it was traced "
-                f"larger ({text})",
-                "nothing to do; an example with 2 or more is traced as it is",
-                again="cgkit.trace(model, *example_inputs).enlarged",
-            )
     sizes = patient.dynamic_sizes
     if len(set(sizes.values())) > 1 and patient.config.mode:
         said = ", ".join(f"{name} = {size}" for name, size in sizes.items())

@@ -13,13 +13,14 @@ from cgkit import torch_hooks
 from cgkit.errors import CgkitError, TraceError
 from cgkit.measuring.doctor.compare import difference
 from cgkit.measuring.doctor.findings import Finding, at
+from cgkit.measuring.doctor.guard_values import failing, values_at_trace
 from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import check
 from cgkit.tracing import TracedGraph
 from cgkit.tracing.frames import Frame
 from cgkit.tracing.traced_graph import plain_source
 
-#: Without graphs nothing is padded: every size up to this one is tried.
+#: Every size up to this one is tried.
 _SMALL = 64
 
 
@@ -31,6 +32,7 @@ def dropped_guards(patient: Patient) -> Iterator[Finding]:
         return
     for guard in torch_hooks.size_guards(traced.fake_mode):
         yield _of_size(patient, guard, traced)
+    patient.notes["guard values"] = values_at_trace(patient)
     rows = guard_rows(patient)
     kinds = Counter(kind for _, kind, *_ in rows)
     if rows:
@@ -46,12 +48,12 @@ def dropped_guards(patient: Patient) -> Iterator[Finding]:
 
 
 def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph) -> Finding:
-    failing = _failing_sizes(patient, guard)
+    broken = _failing_sizes(patient, guard)
     severity, meaning = "info", "no size that will run breaks it"
-    if failing:
-        shown = ", ".join(map(str, failing[:6])) + (", ..." if len(failing) > 6 else "")
-        severity, meaning = _tried(patient, failing)
-        meaning = f"{len(failing)} of the sizes that will run break it ({shown}): {meaning}"
+    if broken:
+        shown = ", ".join(map(str, broken[:6])) + (", ..." if len(broken) > 6 else "")
+        severity, meaning = tried(patient, broken)
+        meaning = f"{len(broken)} of the sizes that will run break it ({shown}): {meaning}"
     return Finding(
         "dropped-guard",
         severity,
@@ -73,19 +75,20 @@ def _failing_sizes(patient: Patient, guard: torch_hooks.SizeGuard) -> list[int]:
 
 
 def _sizes_that_run(patient: Patient) -> list[int]:
-    """Recorded sizes (smaller batches are padded to them), and above them, or without graphs, some of all others."""
+    """Recorded sizes, those that are padded to them (the model by itself would have seen the smaller one), and some
+    above them."""
     listed, limit = patient.sizes, patient.config.max_num_batched_tokens
-    sizes = {*listed} if patient.config.mode else {*listed, *range(1, min(listed.largest, _SMALL) + 1)}
+    sizes = {*listed, *range(1, min(listed.largest, _SMALL) + 1)}
     above = {listed.largest + 1, 2 * listed.largest, *([limit] if limit else [])}
     return sorted(size for size in sizes | above if limit is None or size <= limit)
 
 
-def _tried(patient: Patient, failing: list[int]) -> tuple[str, str]:
+def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
     """Runs model and trace at some of the sizes: (severity, what came of it)."""
     assert patient.traced is not None
-    tried = list(dict.fromkeys([failing[0], failing[len(failing) // 2], failing[-1]]))
+    chosen = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]]))
     refused = []
-    for size in tried:
+    for size in chosen:
         args, kwargs = patient.call_of_size(size)
         try:
             with patient.unharmed():
@@ -102,9 +105,9 @@ def _tried(patient: Patient, failing: list[int]) -> tuple[str, str]:
         differs = difference(expected, got)
         if differs:
             return "error", f"at {size} the trace computes something else than the model ({differs})"
-    if len(refused) == len(tried):
+    if len(refused) == len(chosen):
         return "info", refused[0]
-    return "info", f"at {', '.join(map(str, tried))} the trace gives what the model gives"
+    return "info", f"at {', '.join(map(str, chosen))} the trace gives what the model gives"
 
 
 def said(guard: torch_hooks.SizeGuard) -> str:
@@ -162,18 +165,22 @@ def failing_assumptions(patient: Patient, args: tuple[Any, ...], kwargs: dict[st
         CgkitError: there is no trace.
     """
     traced = _needs_trace(patient)
+    failed = []
     try:
         traced.check_arguments(args, kwargs)
     except TraceError as error:
-        return [f"refused by cgkit: {cannot(error)}"]
+        failed.append(f"refused by cgkit: {cannot(error)}")
+    failed += failing(patient, patient.notes.get("guard values", []), args, kwargs)
     bound = traced.arguments.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     scope = {"__builtins__": {}, "L": bound.arguments}
-    sizes = {
-        symbol: int(eval(source, scope).shape[dim])  # Dynamo's text
-        for symbol, (source, dim) in symbol_sources(traced).items()
-    }
-    failed = []
+    try:
+        sizes = {
+            symbol: int(eval(source, scope).shape[dim])  # Dynamo's text
+            for symbol, (source, dim) in symbol_sources(traced).items()
+        }
+    except (AttributeError, LookupError, TypeError):  # no tensor where there was one: said already
+        return failed
     for guard in torch_hooks.size_guards(traced.fake_mode):
         if guard.holds(sizes) is False:
             file, line, source = located(guard, traced) or ("", 0, "")
@@ -181,7 +188,7 @@ def failing_assumptions(patient: Patient, args: tuple[Any, ...], kwargs: dict[st
             failed.append(f"{said(guard)} does not hold{place}")
     for entry in traced.inputs:
         failed += _unlike(entry, scope, sizes)
-    return failed
+    return list(dict.fromkeys(failed))
 
 
 def _unlike(entry: Any, scope: dict[str, Any], sizes: dict[str, int]) -> list[str]:

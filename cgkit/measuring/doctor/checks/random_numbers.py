@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cgkit.measuring.doctor.findings import Finding, at
+from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.observe import observe
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import check
@@ -22,7 +22,7 @@ def random_numbers(patient: Patient) -> Iterator[Finding]:
             "would draw the same numbers, or capture refuses",
             "draw from the default generator, or draw outside of forward and pass the numbers in",
             again="torch.cuda.CUDAGraph.register_generator_state",
-            **at(sight.frame),
+            **sight.where(),
         )
     for sight in seen.random:
         yield Finding(
@@ -31,5 +31,5 @@ def random_numbers(patient: Patient) -> Iterator[Finding]:
             f"{sight.operator} draws from the default generator: each replay draws new numbers, but not those that an "
             "eager run with the same seed draws",
             "model.eval() if it is dropout that was left on; else nothing to do",
-            **at(sight.frame),
+            **sight.where(),
         )
