@@ -82,6 +82,15 @@ class EmulatedGraph:
         """How many calls were recorded; an opaque compiled piece is one."""
         return len(self._tape)
 
+    def outside(self) -> list[tuple[str, torch.Tensor]]:
+        """(name of the call, tensor) of each tensor that a replay reads or writes and that the pool does not own."""
+        return [
+            (call.name, leaf)
+            for call in self._tape
+            for leaf in leaves([list(call.args), list(call.kwargs.values())])
+            if isinstance(leaf, torch.Tensor) and not self._pool.holds(leaf)
+        ]
+
     def to_frame(self) -> Any:
         """A DataFrame, a row a recorded call: ``call``, ``name``, ``outputs`` (shapes)."""
         import pandas as pd

@@ -22,11 +22,12 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from cgkit import torch_hooks
-from cgkit.capturing.emulated import EmulatedPlatform
+from cgkit.capturing.emulated import EmulatedGraph, EmulatedPlatform
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError, HostReadError
 from cgkit.measuring.doctor.findings import at, at_message, stack_of
 from cgkit.measuring.doctor.patient import Patient
+from cgkit.tensor_trees import tensor_leaves
 from cgkit.torch_hooks import TorchDispatchMode
 from cgkit.tracing.frames import TORCH_FOLDER, Frame, frames_in, user_line
 
@@ -62,6 +63,7 @@ class Observation:
     forbidden: list[Sight] = field(default_factory=list)
     random: list[Sight] = field(default_factory=list)
     own_generators: list[Sight] = field(default_factory=list)
+    outside: list[tuple[Sight, torch.Tensor]] = field(default_factory=list)
     refused: str = ""
 
 
@@ -145,7 +147,8 @@ class _NodeByNode(fx.Interpreter):
     def _record(self, n: fx.Node) -> None:
         pool = self.platform.new_pool()
         try:
-            self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
+            graph, _ = self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
+            self._note_outside(n, graph)
         except CaptureError as error:
             place = at_message(str(error))
             inside = (
@@ -160,6 +163,20 @@ class _NodeByNode(fx.Interpreter):
                 kind.append(sight)
         finally:
             self.platform.free(pool)
+
+
+    def _note_outside(self, n: fx.Node, graph: EmulatedGraph) -> None:
+        """Tensors that the operator fetched by itself: they are not among what the node is given."""
+        given = {_storage(value) for _, value in tensor_leaves([self.env[each] for each in n.all_input_nodes])}
+        for name, tensor in graph.outside():
+            if _storage(tensor) not in given and tensor.dim():
+                sight = Sight(f"{n.target} ({name})", user_line(n), frames=tuple(frames_in(n.stack_trace or "")))
+                if all(_storage(tensor) != _storage(other) for _, other in self.seen.outside):
+                    self.seen.outside.append((sight, tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class _Reads(TorchFunctionMode):

@@ -73,6 +73,16 @@ class Report(Shown):
 
         return pd.DataFrame(guard_rows(self.patient), columns=["source", "kind", "guard", "file", "line"])
 
+    def outside_frame(self) -> pd.DataFrame:
+        """One row a tensor that the graph reads outside of its pool: ``source``, ``owner``, ``kind``, ``nbytes``,
+        ``address`` (when doctor looked); ``alive`` and ``in_place`` (now: the owner still holds it there)."""
+        import pandas as pd
+
+        from cgkit.measuring.doctor.checks.outside_pool import outside_rows
+
+        columns = ["source", "owner", "kind", "nbytes", "address", "alive", "in_place"]
+        return pd.DataFrame(outside_rows(self.patient), columns=columns)
+
     def to_frame(self) -> pd.DataFrame:
         """One row a finding: ``code``, ``severity``, ``file``, ``line``, ``source``, ``what``, ``cost``, ``fix``,
         ``again``, ``command``, ``stack``, ``stream``, ``check``."""

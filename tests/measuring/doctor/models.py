@@ -198,6 +198,126 @@ def _resizes(x: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(scratch.copy_(x))
 
 
+CACHE = torch.ones(8, 4)
+
+
+def _fetches(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x + CACHE)
+
+
+class Together(nn.Module):
+    """All of it on the current stream."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+
+class AsideUnwaited(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = torch.cuda.Stream()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(self.side):
+            y = x * 2  # aside
+        return y + 1
+
+
+class AsideUnjoined(AsideUnwaited):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            y = x * 2  # aside
+        return y + 1
+
+
+class AsideJoined(AsideUnwaited):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            y = x * 2  # aside
+        torch.cuda.current_stream().wait_stream(self.side)
+        return y + 1
+
+
+class AsideByEvents(AsideUnwaited):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        torch.cuda.current_stream().record_event().wait(self.side)
+        with torch.cuda.stream(self.side):
+            y.copy_(x)  # aside
+            done = self.side.record_event()
+        done.wait()
+        return y + 1
+
+
+class Waits(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch.cuda.synchronize()  # waits
+        return y + 1
+
+
+class MakesOnCpu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(4)
+        return x * steps.to(x.device)  # copied
+
+
+class MixesCpu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(4)  # beside
+
+
+class Pins(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(4).pin_memory()  # pinned
+        return x * steps.to(x.device, non_blocking=True)
+
+
+class ReadsBack(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.sum(0).to("cpu")  # back
+
+
+class Unregistered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale  # unregistered
+
+
+class MakesThere(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(4, device=x.device)
+
+
+class OneByOne(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y * 100 if len(x) == 1 else y * 2  # one
+
+
+class OneLikeMany(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y + y if len(x) == 1 else y * 2
+
+
+class Kept(nn.Module):
+    """Its weights and a number may be replaced after the trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
 def register() -> None:
     """The operators that the models call."""
     space = {"namespace": "doctor_test"}
@@ -205,6 +325,7 @@ def register() -> None:
     register_op("fresh", _fresh, [], fake_impl=lambda x: torch.empty_like(x), **space)
     register_op("named", _named, ["out"], **space)
     register_op("named_well", _named, ["out"], lookup_args=["layer"], **space)
+    register_op("fetches", _fetches, ["out"], **space)
     register_op("syncs", _syncs, ["out"], **space)
     register_op("resizes", _resizes, ["out"], **space)
 
