@@ -56,6 +56,32 @@ class MovedInputError(ReplayError):
     """An input of a recorded graph lies at another address than when it was recorded."""
 
 
+class DroppedGuardError(TraceError):
+    """With ``debug=True``: a call breaks an assumption of the trace, which then computes something else."""
+
+
+class OverwrittenOutputError(ReplayError):
+    """With ``debug=True``: a result is read after a later replay has overwritten it."""
+
+
+class DamagedBufferError(ReplayError):
+    """With ``debug=True``: memory was written that no step may write (beside a buffer, a live value)."""
+
+
+class WrongReplayError(ReplayError):
+    """With ``debug=True``: a replay gives something else than the eager piece.
+
+    Attributes:
+        stage: "compiled" (the callable is wrong), "recorded" (the recording is) or "replayed" (only this replay is).
+        piece: the first piece that differs.
+        operator: the first operator in it that differs, or "" where that cannot be told.
+    """
+
+    def __init__(self, message: str, stage: str = "", piece: str = "", operator: str = "") -> None:
+        super().__init__(message)
+        self.stage, self.piece, self.operator = stage, piece, operator
+
+
 class UnsupportedTorchError(CgkitError, RuntimeError):
     """A private hook of torch is not what it was on the versions that cgkit was run on."""
 

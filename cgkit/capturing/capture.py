@@ -154,8 +154,15 @@ class _Capture:
             )
         make = make_inputs or model_inputs.default_inputs
         largest = captured.sizes.largest
+        debugging = captured.debugging
         return StaticInputs(
-            make, model_inputs.dims_of, model_inputs.canonical, largest, copying, model_inputs.written
+            make,
+            model_inputs.dims_of,
+            model_inputs.canonical,
+            largest,
+            copying,
+            model_inputs.written,
+            None if debugging is None else debugging.guarded_buffer,
         )
 
     def _learn_output_dims(self, plan: Plan) -> None:
@@ -183,7 +190,7 @@ class _Capture:
 
     def _lay_out_plans(self, plan: Plan, uniform_sizes: Sequence[int] | None) -> None:
         """Each PIECEWISE step as a flat tuple of calls."""
-        if self.captured.compiled.config.replay_path != "plan":
+        if self.captured.compiled.config.replay_path != "plan" or self.captured.debugging is not None:
             return
         keys = [key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE]
         with self._naming_what_fitted(plan, len(plan) - 1):

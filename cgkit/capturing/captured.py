@@ -18,6 +18,7 @@ import torch
 
 from cgkit import forward_context, marks
 from cgkit.capturing.addresses import WeightLedger
+from cgkit.capturing.debugging import Debugging
 from cgkit.capturing.dispatcher import CudagraphDispatcher
 from cgkit.capturing.model_inputs import ModelInputs
 from cgkit.capturing.plan_reader import BUILT_OTHERWISE
@@ -58,6 +59,7 @@ class CapturedGraphs(Shown):
         plans: the replay plans by which PIECEWISE steps run, or why they do not (:class:`ReplayPlans`).
         pieces: the PIECEWISE wrappers in order (empty if that mode is not recorded).
         full: the FULL wrapper around them all, or None.
+        debugging: what ``debug=True`` checks and has found (:class:`~cgkit.capturing.debugging.Debugging`), else None.
         clone_outputs: copy outputs out of the graphs' memory (default). False shows the hazard.
         seconds: what recording took, warm-ups included (clearing the device's caches before it not, nor
             laying out the plans: ``plans.seconds``).
@@ -96,6 +98,7 @@ class CapturedGraphs(Shown):
         self._fixed: Callable[..., Any] | None = None
         self._fixed_count = 0
         self.plans = ReplayPlans(self)
+        self.debugging: Debugging | None = None
         self.run_module: Callable[..., Any] = self._wrap()
         self.run: Callable[..., Any] = self._debugged(self._planned(self.run_module))
         _alive.add(self)
@@ -107,6 +110,10 @@ class CapturedGraphs(Shown):
         """The model's callable with PIECEWISE wrappers inside and a FULL one around, as the mode wants."""
         piecewise = self.mode.has_mode(CUDAGraphMode.PIECEWISE)
         self._execute = self.compiled.stitch(self._wrap_piece if piecewise else None)
+        if self._options.debug:
+            self.debugging = Debugging(self, self._execute)
+            self._execute = self.debugging.steps.execute
+            self.check_arguments = self.debugging.checking(self.check_arguments)
         run = self._choosing(self.compiled.bind(self._execute))
         if self.mode.has_mode(CUDAGraphMode.FULL):
             options = self._with(weak_ref_output=True, check_metadata=True)
@@ -158,7 +165,7 @@ class CapturedGraphs(Shown):
         return run
 
     def _debugged(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        return self._checking_weights(run) if self._options.debug else run
+        return run if self.debugging is None else self.debugging.around(run)
 
     def _choosing(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """``usual``, and from :meth:`fix_weights` on the shorter way for steps that replay."""
@@ -203,15 +210,6 @@ class CapturedGraphs(Shown):
 
     def _with(self, **changes: Any) -> CUDAGraphOptions:
         return replace(self._options, **changes)
-
-    def _checking_weights(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            context = current_forward_context()
-            if self.lock.locked and context is not None and context.cudagraph_runtime_mode:
-                self.check_weights()
-            return run(*args, **kwargs)
-
-        return checked
 
     @property
     def wrappers(self) -> list[CUDAGraphWrapper]:
@@ -354,6 +352,8 @@ class CapturedGraphs(Shown):
             wrapper.clear()
         self.dispatcher.clear()
         self.plans.clear()
+        if self.debugging is not None:
+            self.debugging.clear()
         self.inputs = self.weights = self._fixed = None
         if self._own_pool:
             self.platform.free(self.pool)

@@ -51,6 +51,7 @@ class StaticInputs:
             caller's tensors get the change too.
         copy_inputs: own buffers, filled by :meth:`fill`. False: the tensors of ``make_inputs``
             themselves are what the caller will pass again.
+        make_buffer: (path, number of elements, a tensor of the type) -> memory for one argument; None: zeros.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class StaticInputs:
         largest: int,
         copy_inputs: bool = True,
         written: Callable[[tuple, dict], frozenset[int]] = lambda args, kwargs: frozenset(),
+        make_buffer: Callable[[str, int, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.make_inputs, self.canonical, self.copy_inputs = make_inputs, canonical, copy_inputs
         args, kwargs = self._make(largest)
@@ -93,7 +95,10 @@ class StaticInputs:
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.largest = largest
-        self._buffers = [_flat_like(tensor) for _, tensor in leaves] if copy_inputs else []
+        make_buffer = make_buffer or _zeros
+        self._buffers = (
+            [make_buffer(path, _extent(tensor), tensor) for path, tensor in leaves] if copy_inputs else []
+        )
         self._prepare(largest, args, kwargs)
         if not copy_inputs:  # what recording may scribble over is the caller's
             views = self._views[largest]
@@ -238,11 +243,14 @@ def _leaves(args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:
     return [*tensor_leaves(args, "args"), *tensor_leaves(kwargs, "kwargs")]
 
 
-def _flat_like(tensor: torch.Tensor) -> torch.Tensor:
-    """One-dimensional memory in which every size of ``tensor`` fits, whatever its strides."""
-    extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride()))
+def _extent(tensor: torch.Tensor) -> int:
+    """In how many elements of one-dimensional memory every size of ``tensor`` fits, whatever its strides."""
+    return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride()))
+
+
+def _zeros(_: str, extent: int, like: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False):  # else no later call outside of that mode could fill it
-        return torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+        return torch.zeros(extent, dtype=like.dtype, device=like.device)
 
 
 def distinct(call: Call) -> Call:

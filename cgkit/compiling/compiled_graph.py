@@ -256,6 +256,20 @@ class CompiledGraph(Shown):
         self._progress(what)
         return compiled
 
+    def compile_part(self, backend: PiecewiseBackend, part: fx.GraphModule) -> Callable[..., Any]:
+        """A callable for ``part``, a graph with the placeholders of the piece ``backend`` (of its lifted graph), made
+        by the same adaptor for any token count. To look into a piece: nothing is kept, shared or counted.
+
+        Raises whatever the adaptor raises.
+        """
+        with torch_hooks.compile_lock():
+            call = backend.call
+            inputs = self._with_numbers(backend.lifted, call.args)
+            adaptor = self._adaptor_for(call)
+            made = adaptor.compile(part, inputs, self._fake_mode, None)
+            adaptor.take_reports()
+            return made
+
     def _adaptor_for(self, call: PieceCall | PlannedCall) -> CompilerInterface:
         """The adaptor for this piece: eager where it writes memory that several of its inputs share.
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 Guard = tuple[str, str, Any]
-_CONSTANTS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, enum.Enum)
+CONSTANTS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, enum.Enum)
 _FACTS_OF_TENSOR = ("{}.dtype", "{}.is_cuda", "{}.dim()")
 
 
@@ -96,7 +96,7 @@ def _facts(argument: Any, text: str, kind: str, key: Any) -> list[tuple[str, Any
         return [(f"len({text})", len(value))]
     if kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS") and isinstance(key, (str, int)):
         return [(f"({key!r} in {text})", key in value)]
-    if kind.endswith("_MATCH") and isinstance(value, _CONSTANTS) and text != "{}":
+    if kind.endswith("_MATCH") and isinstance(value, CONSTANTS) and text != "{}":
         return [(f"type({text})", type(value)), (text, value)]
     return []
 

@@ -91,6 +91,11 @@ class TorchCompileWrapperWithCustomDispatcher:
         """What ``forward`` calls its first parameter ("" if it is not bound)."""
         return "" if self._owner is None else self.original_code_object.co_varnames[0]
 
+    @property
+    def owner(self) -> Any:
+        """The model, or None where ``forward`` is bound to nothing."""
+        return self._owner
+
     def bytecode_hook(self, old_code: CodeType, new_code: CodeType) -> None:
         """Dynamo's callback after each compilation in the process: keeps what was made of our code."""
         if old_code is self.original_code_object:
