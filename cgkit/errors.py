@@ -82,6 +82,10 @@ class WrongReplayError(ReplayError):
         self.stage, self.piece, self.operator = stage, piece, operator
 
 
+class WrongResultError(CgkitError, RuntimeError):
+    """With ``debug=True``: a call of a decorated model gives something else than the model's own ``forward``."""
+
+
 class UnsupportedTorchError(CgkitError, RuntimeError):
     """A private hook of torch is not what it was on the versions that cgkit was run on."""
 

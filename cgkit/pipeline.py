@@ -36,6 +36,7 @@ from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.splitting import SplitGraph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims
+from cgkit.whole_call import beside_forward
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -268,9 +269,13 @@ class CompiledModel:
         self.split = self.compiled.split
         self.traced = self.split.traced
         if not config.mode:
-            return self.compiled.bind()
+            return self._checked(self.compiled.bind())
         self.captured = self._open(self.compiled, sizes)
-        return self.captured
+        return self._checked(self.captured)
+
+    def _checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``; under ``debug=True`` beside the model's own forward."""
+        return beside_forward(self, call) if self.config.debug else call
 
     def _open(self, compiled: CompiledGraph, sizes: CaptureSizes) -> CapturedGraphs:
         """The wrappers of stage 4 with nothing recorded yet."""
@@ -299,12 +304,14 @@ class CompiledModel:
             if self.captured is not None:
                 self.captured.free()
             try:
-                self.call = self.captured = capture(self.compiled, resolved, **options)
+                self.captured = capture(self.compiled, resolved, **options)
+                self.call = self._checked(self.captured)
             except (
                 BaseException
             ):  # what was recorded is gone: calls run compiled, as before the first capture
                 self.compiled.lock.locked = False
-                self.call = self.captured = self._open(self.compiled, resolved)
+                self.captured = self._open(self.compiled, resolved)
+                self.call = self._checked(self.captured)
                 raise
             return self.captured
 

@@ -48,7 +48,7 @@ def dropped_guards(patient: Patient) -> Iterator[Finding]:
 
 
 def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph) -> Finding:
-    broken = _failing_sizes(patient, guard)
+    broken = failing_sizes(patient, guard)
     severity, meaning = "info", "no size that will run breaks it"
     if broken:
         shown = ", ".join(map(str, broken[:6])) + (", ..." if len(broken) > 6 else "")
@@ -66,7 +66,7 @@ def _of_size(patient: Patient, guard: torch_hooks.SizeGuard, traced: TracedGraph
     )
 
 
-def _failing_sizes(patient: Patient, guard: torch_hooks.SizeGuard) -> list[int]:
+def failing_sizes(patient: Patient, guard: torch_hooks.SizeGuard) -> list[int]:
     """The sizes that will run at which the guard does not hold, every dynamic dimension having that size."""
     if not patient.is_dynamic:
         return []

@@ -15,6 +15,7 @@ from torch import nn
 from cgkit import torch_hooks
 from cgkit.config import CompilationLevel
 from cgkit.errors import CgkitError
+from cgkit.measuring.doctor.checks.dropped_guards import failing_sizes
 from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
@@ -109,12 +110,22 @@ def _calls(patient: Patient) -> Iterator[tuple[str, Any, Any]]:
     yield "the first call", *((args, kwargs) if not enlarged else patient.call_of_size(2))
     if not enlarged:
         yield "the same call again", *patient.copies()
-    if patient.is_dynamic and patient.num_tokens:
-        for size in dict.fromkeys([1, patient.num_tokens + 1, patient.sizes.largest]):
-            if size != patient.num_tokens:
-                yield _ONE if size == 1 else f"a call of {size} tokens", *patient.call_of_size(size)
+    for size in _sizes(patient):
+        yield _ONE if size == 1 else f"a call of {size} tokens", *patient.call_of_size(size)
     for number, (args, kwargs) in enumerate(patient.others):
         yield f"other_inputs[{number}]", args, kwargs
+
+
+def _sizes(patient: Patient) -> list[int]:
+    """With guards left standing some of the sizes that run; else those alone that break a guard on sizes."""
+    if not patient.is_dynamic or not patient.num_tokens or patient.traced is None:
+        return []
+    if patient.config.level is CompilationLevel.DYNAMO_AS_IS:
+        sizes = [1, patient.num_tokens + 1, patient.sizes.largest]
+    else:
+        guards = torch_hooks.size_guards(patient.traced.fake_mode)
+        sizes = [failing[0] for guard in guards if (failing := failing_sizes(patient, guard))]
+    return [size for size in dict.fromkeys(sizes) if size != patient.num_tokens]
 
 
 def own_forward(model: nn.Module) -> Any:
