@@ -1,0 +1,117 @@
+"""What an exhibit is: broken code, what it does unnoticed, what cgkit says about it, and the fixed twin."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cgkit.display import Shown
+from cgkit.errors import CgkitError
+
+
+class Symptom(NamedTuple):
+    """What was seen with no check in the way: whether it did harm, and what it was, with its numbers."""
+
+    harm: bool
+    seen: str
+
+
+@dataclass(frozen=True, repr=False)
+class Exhibit(Shown):
+    """One hazard. ``symptom`` and ``says`` are given the broken code or its fixed twin, and the device.
+
+    Attributes:
+        id: its name, stable.
+        rows: the rows of :func:`cgkit.hazards.table` that it shows.
+        hurt: where it happened, as reported.
+        broken, fixed: the code; shown, and run.
+        symptom: runs the code with cgkit's check off or absent.
+        says: what cgkit says of the code, word by word; "" if nothing.
+        on_gpu: whether it runs on a GPU too.
+    """
+
+    id: str
+    title: str
+    rows: tuple[int, ...]
+    hurt: str
+    why: str
+    broken: Callable[..., Any]
+    fixed: Callable[..., Any]
+    symptom: Callable[[Any, str], Symptom]
+    says: Callable[[Any, str], str]
+    on_gpu: bool = True
+
+    def run(self, device: str = "cpu") -> Visit:
+        """Runs all four: broken and fixed, without the check and with it. Takes a second or less."""
+        return Visit(
+            self,
+            device,
+            self.symptom(self.broken, device),
+            self.says(self.broken, device),
+            self.symptom(self.fixed, device),
+            self.says(self.fixed, device),
+        )
+
+    def code(self) -> tuple[str, str]:
+        """The source of the broken code and of the fixed one."""
+        broken, fixed = (inspect.cleandoc("\n" + inspect.getsource(each)) for each in (self.broken, self.fixed))
+        return broken, fixed
+
+    def __repr__(self) -> str:
+        rows = ", ".join(map(str, self.rows))
+        return f"Exhibit({self.id}: {self.title}; row {rows})"
+
+
+@dataclass(frozen=True, repr=False)
+class Visit(Shown):
+    """What happened when an exhibit was run on ``device`` ("cpu": emulated graphs)."""
+
+    exhibit: Exhibit
+    device: str
+    symptom: Symptom
+    says: str
+    fixed_symptom: Symptom
+    fixed_says: str
+
+    @property
+    def as_described(self) -> bool:
+        """The broken code does harm and is found; the fixed code does none and nothing is said of it."""
+        return self.symptom.harm and bool(self.says) and not self.fixed_symptom.harm and not self.fixed_says
+
+    def row(self) -> dict[str, Any]:
+        """As one row of a table."""
+        return {
+            "id": self.exhibit.id,
+            "rows": " ".join(map(str, self.exhibit.rows)),
+            "platform": "emulated" if self.device == "cpu" else self.device,
+            "as_described": self.as_described,
+            "harm": self.symptom.harm,
+            "seen": self.symptom.seen,
+            "says": self.says,
+            "fixed_harm": self.fixed_symptom.harm,
+            "fixed_seen": self.fixed_symptom.seen,
+            "fixed_says": self.fixed_says,
+        }
+
+    def __repr__(self) -> str:
+        where = "emulated graphs" if self.device == "cpu" else self.device
+        lines = [
+            f"{self.exhibit.title}   [{self.exhibit.id}, {where}]",
+            f"  happened:    {self.exhibit.hurt}",
+            f"  why:         {self.exhibit.why}",
+            f"  unnoticed:   {self.symptom.seen}",
+            f"  cgkit says:  {self.says or '(nothing)'}",
+            f"  fixed:       {self.fixed_symptom.seen}; cgkit says: {self.fixed_says or '(nothing)'}",
+        ]
+        return "\n".join(lines)
+
+
+def said_by(call: Callable[[], Any], *kinds: type[BaseException]) -> str:
+    """The text of the error of one of ``kinds`` (default: any of cgkit's) that ``call`` raises; "" if it raises none."""
+    try:
+        call()
+    except kinds or (CgkitError,) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

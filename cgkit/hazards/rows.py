@@ -1,0 +1,83 @@
+"""Every way in which users of the engines were hurt, as far as we know them, and where it can be seen here.
+
+Sources: the issues and pull requests that each row names. A row without an exhibit says why, and what would show it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """``instead``: for a row without an exhibit, why there is none and what shows it."""
+
+    number: int
+    what: str
+    reported: str
+    instead: str = ""
+
+
+ROWS = (
+    Row(1, "memory for graphs in no budget", "vllm#19186, #11251"),
+    Row(2, "a memory estimate of zero", "vllm#49224"),
+    Row(3, "a memory estimate from two samples", "vllm#57475"),
+    Row(4, "padding by a ladder with gaps", "vllm PR#12920"),
+    Row(5, "the largest batch is no recorded size", "vllm PR#40734, vllm#54933"),
+    Row(6, "batches above the ladder", "sglang PR#33900, vllm PR#51509"),
+    Row(7, "a key that misses", "vllm PR#53407, #36165"),
+    Row(
+        8,
+        "graphs recorded with LoRA although none is active",
+        "vllm PR#25914, #32005, #5193",
+        "cgkit has no LoRA adapters; keys with a has_lora field, recorded once with and once without, would show it",
+    ),
+    Row(9, "a splitting operator that returns a new tensor", "vllm PR#53915, PR#37395"),
+    Row(10, "a tensor outside of the pool that is replaced", "vllm#40038"),
+    Row(11, "attention inside of a recorded piece", "vllm#53030, torchtitan PR#3685"),
+    Row(12, "a call that capture forbids", "vllm#9094, pytorch#87794, vllm PR#53818"),
+    Row(13, "a factor that the cache's key lacks", "vllm#53366"),
+    Row(14, "a cache that does not survive a move", "vllm#52154, dynamo#10695"),
+    Row(15, "equal layers compiled one by one", "vllm#20451, #20264, #20342, #33267, sglang#6830"),
+    Row(16, "a dimension that became a constant", "vllm#23970, vllm-ascend#1368, pytorch#141251, #136002"),
+    Row(17, "a dropped guard", "vllm PR#26199, PR#27432"),
+    Row(
+        18,
+        "guards evaluated at each step",
+        "vllm PR#11217",
+        "it is slow and not wrong, so there is nothing to catch; `cgkit bench launch-overhead` measures what a guarded "
+        "call costs on this machine beside one without guards",
+    ),
+    Row(
+        19,
+        "no graphs after a warm start",
+        "vllm#31439",
+        "cgkit wraps pieces when it captures, on whichever way they were compiled or loaded, so the fault has no place; "
+        "the test of warm starts counts the recordings of a second process, `runner.capture_modes()` those of any",
+    ),
+    Row(
+        20,
+        "Inductor's own partition: faster, and slower to compile",
+        "vllm#27080, #27828, pytorch PR#167132",
+        "cgkit cuts the FX graph and does not drive Inductor's partition; compiling one model both ways in one process "
+        "(`torch._inductor.config.graph_partition`) on a GPU would show it",
+    ),
+    Row(21, "a result that the next replay overwrites", "pytorch#148439, #144386, #170604, #122192"),
+    Row(22, "recompilations while serving", "sglang#15654, PR#38354, #32655"),
+    Row(23, "sizes that are advertised and not recorded", "TensorRT-LLM PR#13574, PR#12895"),
+    Row(
+        24,
+        "a decompiler that fails on new bytecode",
+        "depyf#86, depyf#8, vllm#20713",
+        "nothing of cgkit rests on it: `TracedGraph.decompiled` falls back to a disassembly, which tests hold with a "
+        "decompiler that raises",
+    ),
+    Row(25, "a ladder that stops short of max_num_seqs", "vllm-ascend#16049"),
+    Row(
+        26,
+        "CUDAGraph Trees beside graphs of one's own",
+        "measured with torch 2.11",
+        "it needs a GPU and ends in an illegal memory access that spoils the process: `torch.compile(mode="
+        "'reduce-overhead')` clears the cuBLAS workspaces whose addresses hand-recorded graphs hold. So the benchmarks "
+        "measure that mode in a process of its own; a subprocess that records, compiles so and replays would show it",
+    ),
+)
