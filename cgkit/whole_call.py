@@ -133,7 +133,11 @@ def _cause(state: CompiledModel, before: Any, expected: Any) -> str:
             "when it was traced. Keep it in a tensor, or pass it in"
         )
     compiled = state.compiled.bind() if state.compiled is not None else None
-    if state.captured is not None and compiled is not None and not _differs(state, compiled, before, expected):
+    if (
+        state.captured is not None
+        and compiled is not None
+        and not _differs(state, compiled, before, expected)
+    ):
         return (
             "Compiled without a graph the same call is right: the rows that it is padded with are in the result (a sum "
             "or a mean over the tokens, an output without the token dimension), or the recording is stale. Mask them, "
@@ -142,8 +146,9 @@ def _cause(state: CompiledModel, before: Any, expected: Any) -> str:
     if traced is not None and _differs(state, traced, before, expected):
         sizes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         return (
-            f"The trace itself computes something else for arguments of the sizes {sizes}: a branch of forward on a size "
-            "(0 and 1 leave no guard), or on a value that has changed since. cgkit.doctor(model, *this_call) has the line"
+            f"The trace itself computes something else for arguments of the sizes {sizes}: a branch of forward on a "
+            "size (0 and 1 leave no guard), or on a value that has changed since. cgkit.doctor(model, *this_call) "
+            "has the line"
         )
     return "The trace is right, so the compiler or the recording is not: compare piece by piece"
 
