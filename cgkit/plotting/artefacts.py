@@ -265,6 +265,23 @@ def _timeline_picture(artefact: Any) -> str:
     return f'<img style="max-width:100%" alt="{escape(explorer.alt())}" src="data:image/png;base64,{data}">'
 
 
+def ledgers(artefact: Any) -> str:
+    """Steps by mode, then each kind of batch with the keys tried, addresses folded, and what came after the lock."""
+    addresses, late = artefact.addresses_frame(), artefact.after_lock_frame()
+    for column in ("captured_at", "replayed_at"):
+        addresses[column] = addresses[column].map(hex)
+    elsewhere = addresses[addresses["moved"] > 0]
+    parts = [table(artefact.modes_frame(), rows=4), table(artefact.dispatch_frame(), rows=12)]
+    if len(elsewhere):
+        parts.append(f"<p>found elsewhere than at capture:</p>{table(elsewhere, rows=12)}")
+    parts.append(
+        f"<details><summary>{len(addresses)} captured addresses</summary>{table(addresses, rows=MANY)}</details>"
+    )
+    if len(late):
+        parts.append(f"<p>after the lock:</p>{table(late, rows=12)}")
+    return _card(artefact, *parts)
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -281,7 +298,9 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
+    "Debugging": table_only,
     "Ledger": measured,
+    "Ledgers": ledgers,
     "HostTime": measured,
     "ModeTable": mode_table,
     "Lifetimes": measured,
