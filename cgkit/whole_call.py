@@ -10,21 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from cgkit import forward_context
+from cgkit.capturing import CapturedGraphs
 from cgkit.capturing.debugging.copies import Kept, copied, overlap
 from cgkit.capturing.debugging.eager import in_float64, run_on_copies
+from cgkit.compiling import CompiledGraph
 from cgkit.errors import WrongResultError
 from cgkit.numerics import first_apart, tensors_apart
 from cgkit.tensor_trees import tensor_leaves
+from cgkit.tracing import TracedGraph
 from cgkit.tracing.buffer_writes import find_buffer_writes, written_arguments
 
-if TYPE_CHECKING:
-    from cgkit.pipeline import CompiledModel
+
+class CompiledModel(Protocol):
+    """What is needed here of :class:`cgkit.pipeline.CompiledModel`."""
+
+    traced: TracedGraph | None
+    compiled: CompiledGraph | None
+    captured: CapturedGraphs | None
+
+    @property
+    def model(self) -> nn.Module:
+        """The decorated instance."""
+        ...
 
 
 def beside_forward(state: CompiledModel, call: Callable[..., Any]) -> Callable[..., Any]:
