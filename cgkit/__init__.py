@@ -44,6 +44,7 @@ _WHERE = {
     "measuring.bench_host": "HostTime host_time",
     "measuring.mode_table": "ModeTable capture_modes",
     "measuring.doctor": "doctor",
+    "measuring.bisecting": "bisect Bisection",
     "pipeline": "support_torch_compile compiled_model capture_model ledgers reset",
 }
 _MODULES = ("recordings",)
@@ -87,6 +88,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         profile_step,
     )
     from cgkit.measuring.bench_host import HostTime, host_time
+    from cgkit.measuring.bisecting import Bisection, bisect
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.doctor import doctor
     from cgkit.measuring.expected_counters import counters_table

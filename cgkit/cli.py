@@ -423,6 +423,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "the decode kernel divided and tiled in every way, and a layer's products merged or not, against the copy rate",
         lambda: import_module("cgkit.measuring.bench_kernels"),
     ),
+    "ledgers": (
+        "what the free ledgers (addresses, mode count) cost a recorded PIECEWISE step, in turn with a step without",
+        lambda: import_module("cgkit.measuring.bench_ledgers"),
+    ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",
         lambda: import_module("cgkit.measuring.launch_overhead"),

@@ -111,9 +111,9 @@ class CaptureLock:
 
     def __init__(self, model: str = "model") -> None:
         self.model = model
-        #: What was to be recorded or compiled after the lock, the last ones: (what, "refused" or "unlocked on purpose").
+        #: What was to be recorded or compiled after the lock: (what, "refused" or "unlocked on purpose").
         self.after: deque[tuple[str, str]] = deque(maxlen=200)
-        self.reopen()
+        self._locked = self._was_locked = False
 
     @property
     def locked(self) -> bool:
@@ -123,7 +123,8 @@ class CaptureLock:
     @locked.setter
     def locked(self, value: bool) -> None:
         self._locked = value
-        self._was_locked = self._was_locked or value
+        if value:
+            self._was_locked = True
 
     def reopen(self) -> None:
         """Capturing begins (again): recording and compiling are allowed, and are no surprise."""

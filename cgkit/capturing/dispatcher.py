@@ -111,7 +111,7 @@ class CudagraphDispatcher(Shown):
         self._without[num_tokens, uniform_decode] += 1
         if uniform_decode:
             self.warn_off_ladder(num_tokens, "a decode batch")
-        return self._route_of(num_tokens, uniform_decode)
+        return self.route_of(num_tokens, uniform_decode)
 
     def warn_off_ladder(self, num_tokens: int, what: str) -> None:
         """Warns, once, that ``what`` of ``num_tokens`` runs without a graph although graphs are recorded."""
@@ -138,7 +138,7 @@ class CudagraphDispatcher(Shown):
         return pd.DataFrame(self.tries(batch_descriptor))
 
     def tries(self, batch_descriptor: BatchDescriptor) -> list[dict[str, Any]]:
-        """The rows of :meth:`explain`: ``mode``, ``rule``, ``num_tokens``, ``uniform_decode``, ``found``, ``outcome``."""
+        """The rows of :meth:`explain`, as data."""
         relaxed = batch_descriptor.non_uniform
         tries = [(FULL, batch_descriptor, "exact key"), (FULL, relaxed, "key for any batch")]
         tries += [(PIECEWISE, relaxed, "key for any batch")]
@@ -167,10 +167,10 @@ class CudagraphDispatcher(Shown):
         for key, count in self._dispatched.items():
             counts[key.num_tokens, key.uniform_decode] += count
         return [
-            (n, uniform, count, self._route_of(n, uniform)) for (n, uniform), count in sorted(counts.items())
+            (n, uniform, count, self.route_of(n, uniform)) for (n, uniform), count in sorted(counts.items())
         ]
 
-    def _route_of(self, num_tokens: int, uniform: bool) -> Route:
+    def route_of(self, num_tokens: int, uniform: bool) -> Route:
         """As :meth:`route`, uncounted."""
         routes, _ = self._routes[uniform]
         if 0 <= num_tokens < len(routes):

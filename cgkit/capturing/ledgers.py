@@ -4,8 +4,8 @@ Nothing is written per step but one number: which size was asked for (:meth:`Cud
 known from the recording (addresses, keys, routes) or noted where a step ends in an error anyway, and is put
 together here when somebody looks.
 
-Implements what the article leaves to counters and logs (heading "调试与观测：两个官方入口", debugging and observing: two
-official ways in).
+Implements what the article leaves to counters and logs (heading "调试与观测：两个官方入口", debugging and
+observing: two official ways in).
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ class Ledgers(Shown):
             f"  addresses: {len(addresses)} captured, {sum(bool(row['moved']) for row in addresses)} found elsewhere",
         ]
         lines += [
-            f"    {row['input']} of {row['graph']}: captured at {row['captured_at']:#x}, then at {row['replayed_at']:#x}"
+            f"    {row['input']} of {row['graph']}: captured at {row['captured_at']:#x}, "
+            f"then at {row['replayed_at']:#x}"
             for row in addresses
             if row["moved"]
         ][:8]

@@ -298,6 +298,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
+    "Bisection": table_only,
     "Debugging": table_only,
     "Ledger": measured,
     "Ledgers": ledgers,
