@@ -32,7 +32,7 @@ _WHERE = {
     "compiling": "compile_model compile_pieces CompiledGraph PiecewiseBackend set_inductor_config",
     "compiling.cache": "CacheKey explain_cache why_miss",
     "capturing": (
-        "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions get_platform"
+        "capture CapturedGraphs CaptureSizes CudagraphDispatcher CUDAGraphWrapper CUDAGraphOptions Ledgers get_platform"
     ),
     "measuring.plan_sizes": "plan_capture_sizes",
     "measuring.predict_pool": "predict_pool",
@@ -44,9 +44,10 @@ _WHERE = {
     "measuring.bench_host": "HostTime host_time",
     "measuring.mode_table": "ModeTable capture_modes",
     "measuring.doctor": "doctor",
-    "pipeline": "support_torch_compile compiled_model capture_model reset",
+    "measuring.bisecting": "bisect Bisection",
+    "pipeline": "support_torch_compile compiled_model capture_model ledgers reset",
 }
-_MODULES = ("recordings",)
+_MODULES = ("hazards", "recordings")
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = sorted([*_HOME, *_MODULES])
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         CudagraphDispatcher,
         CUDAGraphOptions,
         CUDAGraphWrapper,
+        Ledgers,
         capture,
         get_platform,
     )
@@ -86,6 +88,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         profile_step,
     )
     from cgkit.measuring.bench_host import HostTime, host_time
+    from cgkit.measuring.bisecting import Bisection, bisect
     from cgkit.measuring.compile_log import CompilationLog, record_compilation
     from cgkit.measuring.doctor import doctor
     from cgkit.measuring.expected_counters import counters_table
@@ -93,7 +96,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
     from cgkit.measuring.mode_table import ModeTable, capture_modes
     from cgkit.measuring.plan_sizes import plan_capture_sizes
     from cgkit.measuring.predict_pool import predict_pool  # type: ignore[no-redef]
-    from cgkit.pipeline import capture_model, compiled_model, reset, support_torch_compile
+    from cgkit.pipeline import capture_model, compiled_model, ledgers, reset, support_torch_compile
     from cgkit.serving import Engine, Runner, SamplingParams, load_model
     from cgkit.serving.adopt import adopt  # type: ignore[no-redef]
     from cgkit.splitting import SplitGraph, register_op, split_graph  # type: ignore[no-redef]

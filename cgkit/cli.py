@@ -1,4 +1,4 @@
-"""The command line: ``cgkit tour``, ``timeline``, ``plan``, ``doctor``, ``bench`` and ``cache``.
+"""The command line: ``cgkit tour``, ``timeline``, ``plan``, ``doctor``, ``hazards``, ``bench`` and ``cache``.
 
 Every command takes ``--json``: then the facts stand on standard output and nothing else does; progress
 and tables go to standard error. A failure has a non-zero exit status and one line that says why
@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     _timeline_parser(commands, common)
     _plan_parser(commands, common)
     _doctor_parser(commands, common)
+    _hazards_parser(commands, common)
     _bench_parser(commands, common)
     _cache_parser(commands, common)
     return parser
@@ -137,6 +138,18 @@ def _doctor_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     doctor.load = lambda: import_module("cgkit.measuring.doctor.command")
     doctor.set_defaults(run=run_doctor)
+
+
+def _hazards_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    museum = commands.add_parser(
+        "hazards",
+        parents=[common],
+        help="the museum: how graphs and compilation go wrong, happening on purpose, found and fixed",
+        description="Runs small programs that go wrong as those of the engines' users did: what happens unnoticed, what "
+        "cgkit says, and the fixed code. The exit status is 1 if one does not do what it describes.",
+    )
+    museum.load = lambda: import_module("cgkit.hazards.command")
+    museum.set_defaults(run=run_hazards)
 
 
 def _bench_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -284,6 +297,16 @@ def run_doctor(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]
     return 1 if report.errors else 0
 
 
+def run_hazards(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
+    """``cgkit hazards``."""
+    from cgkit.hazards import command
+
+    result = command.run(args)
+    print(result.text, file=sys.stderr if args.json else sys.stdout)
+    write(result.facts)
+    return 0 if result.ok else 1
+
+
 def run_plan(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
     """``cgkit plan``."""
     from cgkit.measuring import plan_command
@@ -422,6 +445,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "kernels": (
         "the decode kernel divided and tiled in every way, and a layer's products merged or not, against the copy rate",
         lambda: import_module("cgkit.measuring.bench_kernels"),
+    ),
+    "ledgers": (
+        "what the free ledgers (addresses, mode count) cost a recorded PIECEWISE step, in turn with a step without",
+        lambda: import_module("cgkit.measuring.bench_ledgers"),
     ),
     "launch-overhead": (
         "what a launch, a guard and a module call cost on this machine",

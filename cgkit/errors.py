@@ -64,11 +64,19 @@ class OverwrittenOutputError(ReplayError):
     """With ``debug=True``: a result is read after a later replay has overwritten it."""
 
 
-class DamagedBufferError(ReplayError):
+class _LocatedError(ReplayError):
+    """An error that knows where on the road it belongs: ``stage``, ``piece``, ``operator`` ("" where unknown)."""
+
+    def __init__(self, message: str, stage: str = "", piece: str = "", operator: str = "") -> None:
+        super().__init__(message)
+        self.stage, self.piece, self.operator = stage, piece, operator
+
+
+class DamagedBufferError(_LocatedError):
     """With ``debug=True``: memory was written that no step may write (beside a buffer, a live value)."""
 
 
-class WrongReplayError(ReplayError):
+class WrongReplayError(_LocatedError):
     """With ``debug=True``: a replay gives something else than the eager piece.
 
     Attributes:
@@ -76,10 +84,6 @@ class WrongReplayError(ReplayError):
         piece: the first piece that differs.
         operator: the first operator in it that differs, or "" where that cannot be told.
     """
-
-    def __init__(self, message: str, stage: str = "", piece: str = "", operator: str = "") -> None:
-        super().__init__(message)
-        self.stage, self.piece, self.operator = stage, piece, operator
 
 
 class WrongResultError(CgkitError, RuntimeError):

@@ -8,6 +8,7 @@ the decision here and trust it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,15 +107,34 @@ class CaptureLock:
     one per compiled model, so that a notebook can hold a finished model beside one at work.
     """
 
-    __slots__ = ("locked", "model")
+    __slots__ = ("_locked", "_was_locked", "after", "model")
 
     def __init__(self, model: str = "model") -> None:
         self.model = model
-        self.locked = False
+        #: What was to be recorded or compiled after the lock: (what, "refused" or "unlocked on purpose").
+        self.after: deque[tuple[str, str]] = deque(maxlen=200)
+        self._locked = self._was_locked = False
+
+    @property
+    def locked(self) -> bool:
+        """Whether capturing is over. Setting it to False by hand is possible, and what happens then is noted."""
+        return self._locked
+
+    @locked.setter
+    def locked(self, value: bool) -> None:
+        self._locked = value
+        if value:
+            self._was_locked = True
+
+    def reopen(self) -> None:
+        """Capturing begins (again): recording and compiling are allowed, and are no surprise."""
+        self._locked = self._was_locked = False
 
     def check(self, what: str) -> None:
-        """Raises CaptureLockedError if ``what`` would happen after the lock."""
-        if self.locked:
+        """Raises CaptureLockedError if ``what`` would happen after the lock; notes it in :attr:`after`."""
+        if self._was_locked:
+            self.after.append((what, "refused" if self._locked else "unlocked on purpose"))
+        if self._locked:
             raise CaptureLockedError(
                 f"{what}, but capturing of {self.model} is finished and locked. Either the key is "
                 "missing from cudagraph_capture_sizes / compile_sizes (add it and capture again), "

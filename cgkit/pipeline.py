@@ -24,6 +24,7 @@ from cgkit.capturing import (
     CapturedGraphs,
     CaptureSizes,
     CUDAGraphOptions,
+    Ledgers,
     capture,
     device_of,
     free_all,
@@ -309,7 +310,7 @@ class CompiledModel:
             except (
                 BaseException
             ):  # what was recorded is gone: calls run compiled, as before the first capture
-                self.compiled.lock.locked = False
+                self.compiled.lock.reopen()
                 self.captured = self._open(self.compiled, resolved)
                 self.call = self._checked(self.captured)
                 raise
@@ -322,6 +323,22 @@ def capture_model(model: nn.Module, sizes: Any = None, **options: Any) -> Captur
     Implements the article's "capture_model：runner 侧的编排" for a model without a runner.
     """
     return compiled_model(model).capture(sizes, **options)
+
+
+def ledgers(of: Any) -> Ledgers:
+    """The ledgers of a decorated model, a runner, an engine or a :class:`CapturedGraphs`: see :class:`Ledgers`.
+
+    Raises:
+        CaptureError: nothing is recorded, or ``of`` is none of these.
+    """
+    found = compiled_model(of) if isinstance(of, nn.Module) else getattr(of, "runner", of)  # an engine's
+    found = getattr(getattr(found, "executor", found), "captured", found)
+    if not isinstance(found, CapturedGraphs) or not found.num_graphs:
+        raise CaptureError(
+            f"{type(of).__name__} has no recorded graphs, and so no ledgers: capture first "
+            "(cgkit.capture_model(model), runner.capture_model())"
+        )
+    return found.ledgers
 
 
 def reset() -> None:

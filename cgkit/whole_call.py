@@ -10,21 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from cgkit import forward_context
+from cgkit.capturing import CapturedGraphs
 from cgkit.capturing.debugging.copies import Kept, copied, overlap
 from cgkit.capturing.debugging.eager import in_float64, run_on_copies
+from cgkit.compiling import CompiledGraph
 from cgkit.errors import WrongResultError
 from cgkit.numerics import first_apart, tensors_apart
 from cgkit.tensor_trees import tensor_leaves
+from cgkit.tracing import TracedGraph
 from cgkit.tracing.buffer_writes import find_buffer_writes, written_arguments
 
-if TYPE_CHECKING:
-    from cgkit.pipeline import CompiledModel
+
+class CompiledModel(Protocol):
+    """What is needed here of :class:`cgkit.pipeline.CompiledModel`."""
+
+    traced: TracedGraph | None
+    compiled: CompiledGraph | None
+    captured: CapturedGraphs | None
+
+    @property
+    def model(self) -> nn.Module:
+        """The decorated instance."""
+        ...
 
 
 def beside_forward(state: CompiledModel, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +146,11 @@ def _cause(state: CompiledModel, before: Any, expected: Any) -> str:
             "when it was traced. Keep it in a tensor, or pass it in"
         )
     compiled = state.compiled.bind() if state.compiled is not None else None
-    if state.captured is not None and compiled is not None and not _differs(state, compiled, before, expected):
+    if (
+        state.captured is not None
+        and compiled is not None
+        and not _differs(state, compiled, before, expected)
+    ):
         return (
             "Compiled without a graph the same call is right: the rows that it is padded with are in the result (a sum "
             "or a mean over the tokens, an output without the token dimension), or the recording is stale. Mask them, "
@@ -142,8 +159,9 @@ def _cause(state: CompiledModel, before: Any, expected: Any) -> str:
     if traced is not None and _differs(state, traced, before, expected):
         sizes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         return (
-            f"The trace itself computes something else for arguments of the sizes {sizes}: a branch of forward on a size "
-            "(0 and 1 leave no guard), or on a value that has changed since. cgkit.doctor(model, *this_call) has the line"
+            f"The trace itself computes something else for arguments of the sizes {sizes}: a branch of forward on a "
+            "size (0 and 1 leave no guard), or on a value that has changed since. cgkit.doctor(model, *this_call) "
+            "has the line"
         )
     return "The trace is right, so the compiler or the recording is not: compare piece by piece"
 

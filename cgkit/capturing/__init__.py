@@ -15,6 +15,7 @@ from cgkit.capturing.captured import device_of as device_of
 from cgkit.capturing.captured import free_all as free_all
 from cgkit.capturing.dispatcher import CudagraphDispatcher as CudagraphDispatcher
 from cgkit.capturing.dispatcher import Route as Route
+from cgkit.capturing.ledgers import Ledgers as Ledgers
 from cgkit.capturing.modes import ModeResolution as ModeResolution
 from cgkit.capturing.modes import resolutions_frame as resolutions_frame
 from cgkit.capturing.modes import resolve_cudagraph_mode as resolve_cudagraph_mode

@@ -88,6 +88,11 @@ class WeightLedger:
         found = list(self._find())
         return tuple(name for name, _ in found), tuple(tensor.data_ptr() for _, tensor in found)
 
+    def now(self) -> list[tuple[str, int, int]]:
+        """(name, where it lay when the ledger was made, where it lies now), a row a weight."""
+        names, addresses = self._read()
+        return list(zip(names, self.addresses, addresses))
+
     def check(self, where: str) -> None:
         """Raises MovedInputError if a weight lies elsewhere than when the ledger was made."""
         names, addresses = self._read()

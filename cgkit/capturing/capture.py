@@ -87,7 +87,8 @@ def capture(
         return captured
     outer = current_forward_context()
     metadata = outer.attn_metadata if context is None and outer is not None else context
-    was_locked, captured.lock.locked = captured.lock.locked, False
+    was_locked = captured.lock.locked
+    captured.lock.reopen()
     try:
         _Capture(captured, metadata, warmups).run(make_inputs, uniform_sizes, largest_first)
     except BaseException:

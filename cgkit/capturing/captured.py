@@ -20,6 +20,7 @@ from cgkit import forward_context, marks
 from cgkit.capturing.addresses import WeightLedger
 from cgkit.capturing.debugging import Debugging
 from cgkit.capturing.dispatcher import CudagraphDispatcher
+from cgkit.capturing.ledgers import Ledgers
 from cgkit.capturing.model_inputs import ModelInputs
 from cgkit.capturing.plan_reader import BUILT_OTHERWISE
 from cgkit.capturing.plans import ReplayPlans
@@ -241,6 +242,8 @@ class CapturedGraphs(Shown):
         mode, key, padded = self.dispatcher.route(num_tokens, uniform)
         with self._turn, torch.no_grad():
             if key is None:
+                if num_tokens > self.sizes.largest:
+                    self.dispatcher.warn_off_ladder(num_tokens, "a call")
                 self.inputs.check_static(tensors)
                 with set_forward_context(metadata):
                     return self.run(*args, **kwargs)
@@ -361,6 +364,11 @@ class CapturedGraphs(Shown):
         _alive.discard(self)
 
     # --- showing ---------------------------------------------------------------------------------
+
+    @property
+    def ledgers(self) -> Ledgers:
+        """What is noted for free: addresses, dispatch decisions, modes, and what came after the lock."""
+        return Ledgers(self)
 
     @property
     def num_graphs(self) -> int:

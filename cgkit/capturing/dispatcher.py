@@ -9,6 +9,8 @@ are always the same objects, which lets a wrapper compare by identity.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +43,12 @@ class CudagraphDispatcher(Shown):
         self.cudagraph_keys: dict[CUDAGraphMode, set[BatchDescriptor]] = {PIECEWISE: set(), FULL: set()}
         self.keys_initialized = False
         self._answers: dict[BatchDescriptor, tuple[CUDAGraphMode, BatchDescriptor | None]] = {}
-        self._routes: tuple[list[Route], list[Route]] = ([], [])  # by uniform_decode, then num_tokens
+        # By uniform_decode, then num_tokens: the route, and how often it was asked for (None: a decode batch that
+        # no graph serves, so that counting it raises and the slow way takes over).
+        self._routes: tuple[tuple[list[Route], list[Any]], ...] = (([], []), ([], []))
+        self._without: Counter[tuple[int, bool]] = Counter()
+        self._dispatched: Counter[BatchDescriptor] = Counter()
+        self._warned = False
 
     def planned_keys(
         self, *, uniform_sizes: Sequence[int] | None = None, largest_first: bool = True
@@ -80,18 +87,46 @@ class CudagraphDispatcher(Shown):
 
     def dispatch(self, batch_descriptor: BatchDescriptor) -> tuple[CUDAGraphMode, BatchDescriptor | None]:
         """The mode and the key for a *padded* batch; (NONE, None) where no graph fits."""
+        self._dispatched[batch_descriptor] += 1
         return self._answers.get(batch_descriptor, (NONE, None))
 
     def route(self, num_tokens: int, uniform_decode: bool = False) -> Route:
         """Padding and dispatch in one table look-up, for a batch before padding.
 
         Above the largest size, or where no graph fits, the route is NONE at the size that
-        :meth:`CaptureSizes.pad` gives above the largest one, and unpadded below it.
+        :meth:`CaptureSizes.pad` gives above the largest one, and unpadded below it. Each question is counted
+        (:meth:`decisions`): one addition, and no look-up beside the one for the route.
         """
-        routes = self._routes[uniform_decode]
-        if 0 <= num_tokens < len(routes):
-            return routes[num_tokens]
-        return Route(NONE, None, self.sizes.pad(num_tokens) if self.sizes else num_tokens)
+        routes, asked = self._routes[uniform_decode]
+        if num_tokens >= 0:
+            try:
+                asked[num_tokens] += 1
+                return routes[num_tokens]
+            except (IndexError, TypeError):
+                pass
+        return self._without_graph(num_tokens, uniform_decode)
+
+    def _without_graph(self, num_tokens: int, uniform_decode: bool) -> Route:
+        """The route of a batch above the ladder, or of a decode batch that no graph serves."""
+        self._without[num_tokens, uniform_decode] += 1
+        if uniform_decode:
+            self.warn_off_ladder(num_tokens, "a decode batch")
+        return self.route_of(num_tokens, uniform_decode)
+
+    def warn_off_ladder(self, num_tokens: int, what: str) -> None:
+        """Warns, once, that ``what`` of ``num_tokens`` runs without a graph although graphs are recorded."""
+        if self._warned or not self.keys_initialized or self.sizes is None:
+            return
+        self._warned = True
+        reason = self.tries(BatchDescriptor(self.sizes.pad(num_tokens), what == "a decode batch"))[-2][
+            "outcome"
+        ]
+        warnings.warn(
+            f"{what} of {num_tokens} tokens runs without a graph ({reason}; the recorded sizes end at "
+            f"{self.sizes.largest}), and so will others: add sizes to cudagraph_capture_sizes, or send smaller "
+            "batches (max_num_seqs). Said once; cgkit.ledgers(...) counts them all",
+            stacklevel=4,
+        )
 
     def explain(self, batch_descriptor: BatchDescriptor) -> Any:
         """A DataFrame of the keys that are tried for ``batch_descriptor``, in order, and the outcome.
@@ -100,6 +135,10 @@ class CudagraphDispatcher(Shown):
         """
         import pandas as pd
 
+        return pd.DataFrame(self.tries(batch_descriptor))
+
+    def tries(self, batch_descriptor: BatchDescriptor) -> list[dict[str, Any]]:
+        """The rows of :meth:`explain`, as data."""
         relaxed = batch_descriptor.non_uniform
         tries = [(FULL, batch_descriptor, "exact key"), (FULL, relaxed, "key for any batch")]
         tries += [(PIECEWISE, relaxed, "key for any batch")]
@@ -115,7 +154,28 @@ class CudagraphDispatcher(Shown):
             row = {"mode": NONE.name, "rule": "no graph", "num_tokens": batch_descriptor.num_tokens}
             uniform = batch_descriptor.uniform_decode
             rows.append({**row, "uniform_decode": uniform, "found": True, "outcome": "runs without a graph"})
-        return pd.DataFrame(rows)
+        return rows
+
+    def decisions(self) -> list[tuple[int, bool, int, Route]]:
+        """What was asked since the keys were set: (tokens before padding, uniform decode, how often, the route).
+
+        For :meth:`dispatch` the tokens are those that it was asked for, padded already.
+        """
+        counts = Counter(self._without)
+        for uniform, (_, asked) in enumerate(self._routes):
+            counts.update({(n, bool(uniform)): count for n, count in enumerate(asked) if count})
+        for key, count in self._dispatched.items():
+            counts[key.num_tokens, key.uniform_decode] += count
+        return [
+            (n, uniform, count, self.route_of(n, uniform)) for (n, uniform), count in sorted(counts.items())
+        ]
+
+    def route_of(self, num_tokens: int, uniform: bool) -> Route:
+        """As :meth:`route`, uncounted."""
+        routes, _ = self._routes[uniform]
+        if 0 <= num_tokens < len(routes):
+            return routes[num_tokens]
+        return Route(NONE, None, self.sizes.pad(num_tokens) if self.sizes else num_tokens)
 
     def _why_not(self, mode: CUDAGraphMode, key: BatchDescriptor) -> str:
         if not self.keys_initialized:
@@ -143,12 +203,18 @@ class CudagraphDispatcher(Shown):
                     self._answers[asked] = answer
         top = self.sizes.largest + 1 if self.sizes else 0
         plain, uniform = ([self._route(n, decode) for n in range(top)] for decode in (False, True))
-        self._routes = (plain, uniform)
+        served = bool(self.mode) and self.keys_initialized
+        self._routes = (
+            (plain, [0] * top),
+            (uniform, [None if served and n and route.key is None else 0 for n, route in enumerate(uniform)]),
+        )
+        self._without.clear()
+        self._dispatched.clear()
 
     def _route(self, num_tokens: int, uniform: bool) -> Route:
         assert self.sizes is not None
         padded = self.sizes.pad(num_tokens)
-        mode, key = self.dispatch(BatchDescriptor(padded, uniform))
+        mode, key = self._answers.get(BatchDescriptor(padded, uniform), (NONE, None))
         return Route(mode, key, padded if mode else num_tokens)
 
     def to_frame(self) -> Any:

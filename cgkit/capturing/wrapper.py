@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class CUDAGraphWrapper(Shown):
         self.options = options or CUDAGraphOptions()
         self.entries: dict[BatchDescriptor, GraphEntry] = {}
         self._replays: dict[BatchDescriptor | None, tuple[Any, ...]] = {}
+        #: Replays that were refused, the last ones: key, input, and where it lay.
+        self.moved: deque[tuple[BatchDescriptor, str, int]] = deque(maxlen=200)
         self.call = self._make_call()
         marks.register(self)
 
@@ -157,10 +160,20 @@ class CUDAGraphWrapper(Shown):
     def _blame(self, context: Any, args: tuple, kwargs: dict, error: Exception | None = None) -> None:
         """Raises what the replay path noticed."""
         entry = self.entries[context.batch_descriptor]
+        self._note_moved(entry, args, kwargs, context.attn_metadata)
         where = f"replaying {self.name} at {tuple(entry.key)}"
         if error is not None:
             raise entry.reader.changed(where, error) from error
         raise entry.reader.moved(where, entry.addresses, args, kwargs, context.attn_metadata)
+
+    def _note_moved(self, entry: GraphEntry, args: tuple, kwargs: dict, metadata: Any) -> None:
+        try:
+            now = entry.reader.read(args, kwargs, metadata)
+        except _BUILT_OTHERWISE:
+            return
+        for name, old, new in zip(entry.reader.names, entry.addresses, now):
+            if old != new:
+                self.moved.append((entry.key, name, new))
 
     def _record(self, context: Any, args: tuple, kwargs: dict) -> Any:
         key = context.batch_descriptor

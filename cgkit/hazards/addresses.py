@@ -21,7 +21,9 @@ def _attention_anew(x: Tensor) -> Tensor:
 
 
 register_op("attention_into", _attention_into, ["out"], namespace="cgkit_hazards")
-register_op("attention_anew", _attention_anew, [], fake_impl=lambda x: torch.empty_like(x), namespace="cgkit_hazards")
+register_op(
+    "attention_anew", _attention_anew, [], fake_impl=lambda x: torch.empty_like(x), namespace="cgkit_hazards"
+)
 
 # --- a splitting operator that returns a new tensor ------------------------------------------------
 
@@ -112,7 +114,9 @@ def _update_unnoticed(update: Any, device: str) -> Symptom:
     replay()
     right = x * model.table
     del kept
-    return Symptom(not torch.equal(result, right), f"the replay gives {numbers(result)}, and {numbers(right)} is right")
+    return Symptom(
+        not torch.equal(result, right), f"the replay gives {numbers(result)}, and {numbers(right)} is right"
+    )
 
 
 def _update_checked(update: Any, device: str) -> str:
@@ -164,7 +168,8 @@ def _two_steps(use: Any, device: str) -> Symptom:
     one, two = torch.full_like(x, 1), torch.full_like(x, 2)
     got = use(step, one, two)
     return Symptom(
-        not torch.equal(got, one * 10), f"the first step's result reads {numbers(got)}, and was {numbers(one * 10)}"
+        not torch.equal(got, one * 10),
+        f"the first step's result reads {numbers(got)}, and was {numbers(one * 10)}",
     )
 
 

@@ -53,7 +53,9 @@ def _what_it_lacks(key_of: KeyOf, device: str) -> str:
     files = _files_of(_Doubles())
     if key_of(_PLAIN, files).digest != key_of(_TUNED, files).digest:
         return ""
-    return "; ".join(str(each) for each in explain_cache(cache_key(_PLAIN, files, ()), cache_key(_TUNED, files, ())))
+    return "; ".join(
+        str(each) for each in explain_cache(cache_key(_PLAIN, files, ()), cache_key(_TUNED, files, ()))
+    )
 
 
 class _Doubles(nn.Module):
@@ -101,14 +103,18 @@ def _moved(key_of: KeyOf) -> list[CacheKey]:
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            keys.append(key_of(_PLAIN, [path for path in _files_of(module.Model()) if path.startswith(folder)]))
+            keys.append(
+                key_of(_PLAIN, [path for path in _files_of(module.Model()) if path.startswith(folder)])
+            )
     return keys
 
 
 def _after_a_move(key_of: KeyOf, device: str) -> Symptom:
     here, there = _moved(key_of)
     missed = here.digest != there.digest
-    return Symptom(missed, "moved, the same checkout misses: all is compiled again" if missed else "moved, it hits")
+    return Symptom(
+        missed, "moved, the same checkout misses: all is compiled again" if missed else "moved, it hits"
+    )
 
 
 def _why_it_missed(key_of: KeyOf, device: str) -> str:

@@ -56,7 +56,9 @@ class Exhibit(Shown):
 
     def code(self) -> tuple[str, str]:
         """The source of the broken code and of the fixed one."""
-        broken, fixed = (inspect.cleandoc("\n" + inspect.getsource(each)) for each in (self.broken, self.fixed))
+        broken, fixed = (
+            inspect.cleandoc("\n" + inspect.getsource(each)) for each in (self.broken, self.fixed)
+        )
         return broken, fixed
 
     def __repr__(self) -> str:

@@ -33,7 +33,9 @@ class Mlp(nn.Module):
 
 def _compiled(device: str) -> CompiledGraph:
     settings = CompilationConfig(compiler="eager", cudagraph_mode="FULL", splitting_ops=[])
-    return compile_pieces(split_graph(trace(Mlp().to(device), torch.ones(8, 256, device=device)), []), settings)
+    return compile_pieces(
+        split_graph(trace(Mlp().to(device), torch.ones(8, 256, device=device)), []), settings
+    )
 
 
 # --- a pool that is in no budget -------------------------------------------------------------------------
@@ -103,7 +105,8 @@ def _against_the_pool(estimate: Any, device: str) -> Symptom:
 
 def _against_the_prediction(estimate: Any, device: str) -> str:
     predicted = predict_pool(_compiled(device), _SIZES)
-    return repr(predicted).splitlines()[0] if estimate(_compiled(device)) < predicted.reserved_bytes else ""
+    low = estimate(_compiled(device)) < predicted.reserved_bytes
+    return "; ".join(line.strip() for line in repr(predicted).splitlines()[:2]) if low else ""
 
 
 LOW_ESTIMATE = Exhibit(

@@ -103,7 +103,8 @@ def _another_length(ops: Any, device: str) -> Symptom:
         step()
     right = attend(x * 2) + 1
     return Symptom(
-        not torch.equal(result, right), f"with 4 tokens the replay gives {numbers(result)}, and {numbers(right)} is right"
+        not torch.equal(result, right),
+        f"with 4 tokens the replay gives {numbers(result)}, and {numbers(right)} is right",
     )
 
 
@@ -117,7 +118,11 @@ ATTENTION_INSIDE = Exhibit(
     attention_is_cut_out,
     _another_length,
     lambda ops, device: findings(
-        "dynamic-operator", AttendsFirst(), torch.ones(8, 4, device=device), compiler="eager", splitting_ops=ops() or None
+        "dynamic-operator",
+        AttendsFirst(),
+        torch.ones(8, 4, device=device),
+        compiler="eager",
+        splitting_ops=ops() or None,
     ),
 )
 

@@ -31,11 +31,17 @@ def record(device: str, *functions: Callable[[], Any]) -> list[tuple[Callable[[]
     return made
 
 
+def eager(mode: str, **config: Any) -> CompilationConfig:
+    """A configuration whose pieces are not compiled; cut nowhere unless ``splitting_ops`` says so."""
+    fields: dict[str, Any] = {"splitting_ops": [], **config, "compiler": "eager", "cudagraph_mode": mode}
+    return CompilationConfig(**fields)
+
+
 def captured(
     model: nn.Module, example: torch.Tensor, sizes: Sequence[int], *, mode: str = "FULL", **config: Any
 ) -> CapturedGraphs:
     """The whole road for ``model``; pieces are not compiled, so that what is seen is the graphs' doing."""
-    settings = CompilationConfig(compiler="eager", cudagraph_mode=mode, **{"splitting_ops": [], **config})
+    settings = eager(mode, **config)
     split = split_graph(trace(model, example), settings.splitting_ops)
     with torch.no_grad():
         return capture(compile_pieces(split, settings), sizes)
@@ -44,14 +50,13 @@ def captured(
 def findings(code: str, model: nn.Module, *example: Any, severity: str = "", **config: Any) -> str:
     """What the doctor says under ``code``: its worst finding, or ""."""
     settings = CompilationConfig(**{"cudagraph_capture_sizes": [1, 2, 4, 8], "max_num_seqs": 8, **config})
-    found = [each for each in doctor(model, *example, config=settings).of_code(code)]
+    found = doctor(model, *example, config=settings).of_code(code)
     found = [each for each in found if each.severity in ({severity} if severity else {"error", "warning"})]
     if not found:
         return ""
     first = found[0]
-    return f"{first.code} ({first.severity}), line {first.line}: {first.what}" if first.line else (
-        f"{first.code} ({first.severity}): {first.what}"
-    )
+    where = f", line {first.line}" if first.line else ""
+    return f"{first.code} ({first.severity}){where}: {first.what}"
 
 
 def numbers(tensor: torch.Tensor) -> str:

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from cgkit.capturing import CaptureSizes, CudagraphDispatcher
 from cgkit.compiling import compile_pieces
-from cgkit.config import CompilationConfig
 from cgkit.forward_context import BatchDescriptor
 from cgkit.hazards.exhibit import Exhibit, Symptom
-from cgkit.hazards.road import captured, findings, numbers
+from cgkit.hazards.road import captured, eager, findings, numbers
 from cgkit.splitting import split_graph
 from cgkit.tracing import trace
 
@@ -34,10 +33,9 @@ class ComparesInTheGraph(nn.Module):
         return torch.where(small, x * 100, x * 2)
 
 
-def _compiled(model: type[nn.Module], device: str, **config: Any) -> Any:
-    settings = CompilationConfig(compiler="eager", cudagraph_mode="NONE", splitting_ops=[], **config)
+def _compiled(model: type[nn.Module], device: str) -> Any:
     traced = trace(model(), torch.ones(8, 4, device=device))
-    return compile_pieces(split_graph(traced, []), settings)
+    return compile_pieces(split_graph(traced, []), eager("NONE"))
 
 
 def _other_size(model: type[nn.Module], device: str) -> Symptom:
@@ -45,7 +43,8 @@ def _other_size(model: type[nn.Module], device: str) -> Symptom:
     with torch.no_grad():
         got, right = _compiled(model, device)(x), model()(x)
     return Symptom(
-        not torch.equal(got, right), f"2 rows give {numbers(got)} by a trace of 8, and {numbers(right)} is right"
+        not torch.equal(got, right),
+        f"2 rows give {numbers(got)} by a trace of 8, and {numbers(right)} is right",
     )
 
 
@@ -100,7 +99,9 @@ SPECIALISED_DIM = Exhibit(
     ReshapesByNumber,
     ReshapesByMinusOne,
     _exported,
-    lambda model, device: findings("specialised-dim", model(), torch.ones(8, 4, device=device), compiler="eager"),
+    lambda model, device: findings(
+        "specialised-dim", model(), torch.ones(8, 4, device=device), compiler="eager"
+    ),
 )
 
 # --- sizes that are not recorded -------------------------------------------------------------------------
@@ -127,14 +128,17 @@ def _padding(sizes: Any, device: str) -> Symptom:
     share = 1 - sum(range(1, 9)) / sum(padded)
     worst = max(p / batch for batch, p in enumerate(padded, 1))
     return Symptom(
-        worst >= 2, f"batches of 1 to 8 compute {share:.0%} padding, at worst {worst:g} times their own tokens"
+        worst >= 2,
+        f"batches of 1 to 8 compute {share:.0%} padding, at worst {worst:g} times their own tokens",
     )
 
 
 def _size_finding(code: str) -> Any:
     def says(sizes: Any, device: str) -> str:
         x = torch.ones(4, 4, device=device)
-        return findings(code, Doubles(), x, cudagraph_capture_sizes=sizes(), compiler="eager", cudagraph_mode="FULL")
+        return findings(
+            code, Doubles(), x, cudagraph_capture_sizes=sizes(), compiler="eager", cudagraph_mode="FULL"
+        )
 
     return says
 

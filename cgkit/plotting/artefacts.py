@@ -168,6 +168,18 @@ def doctor_report(artefact: Any) -> str:
     )
 
 
+def hazard(artefact: Any) -> str:
+    """The code side by side, then what happened and what was said."""
+    codes = "".join(
+        f'<div style="flex:1;min-width:20em"><b>{name}</b><pre>{escape(code)}</pre></div>'
+        for name, code in zip(("broken", "fixed"), artefact.exhibit.code())
+    )
+    said = escape(repr(artefact).split("\n", 1)[1])
+    return _card(
+        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"<pre>{said}</pre>"
+    )
+
+
 def compilation_counter(artefact: Any) -> str:
     """All counters, zeros too."""
     return _card(artefact, table(artefact.to_frame(), rows=20))
@@ -265,6 +277,23 @@ def _timeline_picture(artefact: Any) -> str:
     return f'<img style="max-width:100%" alt="{escape(explorer.alt())}" src="data:image/png;base64,{data}">'
 
 
+def ledgers(artefact: Any) -> str:
+    """Steps by mode, then each kind of batch with the keys tried, addresses folded, and what came after the lock."""
+    addresses, late = artefact.addresses_frame(), artefact.after_lock_frame()
+    for column in ("captured_at", "replayed_at"):
+        addresses[column] = addresses[column].map(hex)
+    elsewhere = addresses[addresses["moved"] > 0]
+    parts = [table(artefact.modes_frame(), rows=4), table(artefact.dispatch_frame(), rows=12)]
+    if len(elsewhere):
+        parts.append(f"<p>found elsewhere than at capture:</p>{table(elsewhere, rows=12)}")
+    parts.append(
+        f"<details><summary>{len(addresses)} captured addresses</summary>{table(addresses, rows=MANY)}</details>"
+    )
+    if len(late):
+        parts.append(f"<p>after the lock:</p>{table(late, rows=12)}")
+    return _card(artefact, *parts)
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "TracedGraph": traced_graph,
     "SplitGraph": split_graph_card,
@@ -273,6 +302,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "CaptureSizes": capture_sizes,
     "CompilationCounter": compilation_counter,
     "Report": doctor_report,
+    "Visit": hazard,
     "Bytecode": _carded(compile_cards.bytecode),
     "CompilationLog": _carded(compile_cards.compilation_log),
     "CountersTable": _carded(compile_cards.counters_table),
@@ -281,7 +311,10 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
+    "Bisection": table_only,
+    "Debugging": table_only,
     "Ledger": measured,
+    "Ledgers": ledgers,
     "HostTime": measured,
     "ModeTable": mode_table,
     "Lifetimes": measured,

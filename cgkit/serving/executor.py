@@ -209,7 +209,7 @@ class Executor:
         if self.captured is not None:
             assert self.compiled is not None
             self.captured.free()
-            self.captured.lock.locked = False
+            self.captured.lock.reopen()
             self.captured, self.forward = None, self.compiled.bind()
 
 

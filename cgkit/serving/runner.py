@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 
 from cgkit import events, marks
+from cgkit.capturing import Ledgers
 from cgkit.config import AttentionCGSupport, CompilationConfig
 from cgkit.errors import ServingError
 from cgkit.forward_context import set_forward_context
@@ -152,6 +153,17 @@ class Runner:
         """
         self.executor.capture_model(self.inputs)
         return self
+
+    @property
+    def ledgers(self) -> Ledgers:
+        """What is noted for free about the recorded graphs: addresses, dispatch decisions, modes, the lock.
+
+        Raises:
+            ServingError: nothing is recorded.
+        """
+        if self.executor.captured is None:
+            raise ServingError("nothing is recorded, so there are no ledgers: call capture_model() first")
+        return self.executor.captured.ledgers
 
     # --- one step --------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cgkit.capturing.dispatcher import CudagraphDispatcher, Route
+from cgkit.capturing.ledgers import tried
 from cgkit.forward_context import BatchDescriptor
 
 #: Where the host's time goes: all but ``forward`` (calling the model and its output projection) and ``wait`` (for the
@@ -64,14 +65,7 @@ def tried_keys(dispatcher: CudagraphDispatcher | None, asked: BatchDescriptor) -
     """The keys that are tried for a padded batch, in order, the last one being the outcome."""
     if dispatcher is None:
         return ("NONE: nothing is recorded",)
-    rows = dispatcher.explain(asked).to_dict("records")
-    said = (
-        f"{row['mode']}({row['num_tokens']}, {'decode' if row['uniform_decode'] else 'any'}): {row['outcome']}"
-        for row in rows
-    )
-    return tuple(
-        dict.fromkeys(said)
-    )  # for a batch that is not uniform, the exact key is the one for any batch
+    return tuple(tried(dispatcher.tries(asked)))
 
 
 def steps_frame(reports: Iterable[StepReport]) -> Any:

@@ -22,7 +22,9 @@ class StandInStream:
 
     def __init__(self, device: Any = None, priority: int = 0, **more: Any) -> None:
         self.number = next(_numbers)
-        self.follows: set[int] = set()  # streams whose work, as far as it had come, precedes what comes next here
+        self.follows: set[int] = (
+            set()
+        )  # streams whose work, as far as it had come, precedes what comes next here
         self.device, self.priority = torch.device("cpu"), priority
         self.cuda_stream = self.stream_id = self.number
 

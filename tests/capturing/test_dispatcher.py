@@ -79,6 +79,7 @@ def test_the_table_answers_as_the_articles_three_look_ups(full, piecewise, asked
     assert list(explained["found"]) == [False] * (len(explained) - 1) + [True]
 
 
+@pytest.mark.filterwarnings("ignore:a decode batch")
 @given(st.sets(st.integers(1, 40), min_size=1), st.integers(0, 60), st.booleans())
 def test_route_is_padding_then_dispatch(sizes, num_tokens, uniform):
     made = dispatcher("FULL_AND_PIECEWISE", sorted(sizes))

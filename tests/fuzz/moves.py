@@ -1,4 +1,4 @@
-"""What a model may do that is hard on graphs: moves, each a layer, which :mod:`tests.fuzz.programs` strings together."""
+"""What a model may do that is hard on graphs: moves, each a layer; :mod:`tests.fuzz.programs` strings them together."""
 
 from __future__ import annotations
 

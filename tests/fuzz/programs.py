@@ -91,7 +91,7 @@ CALLS: dict[str, Make] = {
 }
 
 
-def draw(seed: int) -> tuple[list[type[nn.Module]], type[nn.Module]]:
+def draw(seed: str) -> tuple[list[type[nn.Module]], type[nn.Module]]:
     """The moves and the end of program ``seed``."""
     chance = random.Random(seed)
     return chance.sample(MOVES, chance.choice([1, 2, 3])), chance.choice(ENDS)
@@ -118,7 +118,8 @@ def outcomes(
             plain = as_before  # what did not happen to one must not have happened to the other
         if number == 0 and compiled._cgkit_state.compiled is None and options.get("level", 3) >= 2:
             break  # no graph came of it, and each call says so anew
-        if number == 0 and compiled._cgkit_state.compiled is not None and options["cudagraph_mode"] != "NONE":
+        records = compiled._cgkit_state.compiled is not None and options["cudagraph_mode"] != "NONE"
+        if number == 0 and records and found[name] != BOTH_RAISE:
             found["recording"] = _record(compiled)
     cgkit.reset()
     return found
@@ -179,7 +180,8 @@ def difference(wanted: Any, got: Any) -> str:
     """ "" or how two results differ; NaN equals NaN."""
     if isinstance(wanted, torch.Tensor):
         if not isinstance(got, torch.Tensor) or wanted.dtype != got.dtype or wanted.shape != got.shape:
-            return f"{getattr(got, 'dtype', type(got))} {tuple(getattr(got, 'shape', ()))}, not {wanted.dtype} {tuple(wanted.shape)}"
+            kind = getattr(got, "dtype", type(got)), tuple(getattr(got, "shape", ()))
+            return f"{kind}, not {(wanted.dtype, tuple(wanted.shape))}"
         if wanted.dtype is torch.float8_e4m3fn:
             wanted, got = wanted.float(), got.float()
         return "" if torch.allclose(wanted, got, atol=1e-5, rtol=1e-5, equal_nan=True) else "values"
@@ -192,7 +194,9 @@ def difference(wanted: Any, got: Any) -> str:
     if isinstance(wanted, (tuple, list)):
         if len(wanted) != len(got):
             return f"{len(got)} values, not {len(wanted)}"
-        return next((f"[{i}] {d}" for i, (a, b) in enumerate(zip(wanted, got)) if (d := difference(a, b))), "")
+        return next(
+            (f"[{i}] {d}" for i, (a, b) in enumerate(zip(wanted, got)) if (d := difference(a, b))), ""
+        )
     return "" if wanted == got else f"{got!r}, not {wanted!r}"
 
 

@@ -37,7 +37,7 @@ class Debugging(Shown):
 
     def __init__(self, captured: CapturedGraphs, execute: Callable[..., Any]) -> None:
         self.captured = captured
-        self.guards = DroppedGuards(captured)
+        self.guards = DroppedGuards(captured.compiled.split.traced)
         self.steps = DebugSteps(captured, execute)
         self.canaries: list[Canary] = []
         platform, pool = captured.platform, captured.pool

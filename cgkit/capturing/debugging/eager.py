@@ -37,7 +37,7 @@ def run_on_copies(
 ) -> EagerRun:
     """Calls ``run`` with copies of ``given`` (but of what ``keep`` keeps). The random state stays as it is."""
     own = copied(tuple(given), keep)
-    with undisturbed(given) as drew, _MarkingAllocations() as marks, torch.no_grad():
+    with undisturbed(given) as drew, MarkingAllocations() as marks, torch.no_grad():
         outputs = run(*own)
         random = drew()
     return EagerRun(outputs, own, random, marks.seen)
@@ -90,7 +90,7 @@ def undisturbed(given: Any) -> Iterator[Callable[[], bool]]:
         yield lambda: not all(map(torch.equal, before, states()))
 
 
-class _MarkingAllocations(TorchDispatchMode):
+class MarkingAllocations(TorchDispatchMode):
     """Fills what is only allocated with what shows that nobody wrote it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,9 +23,6 @@ from cgkit.tensor_trees import tensor_leaves
 from cgkit.tracing.assumptions import CONSTANTS
 from cgkit.tracing.traced_graph import TracedGraph, plain_source
 
-if TYPE_CHECKING:
-    from cgkit.capturing.captured import CapturedGraphs
-
 logger = logging.getLogger(__name__)
 
 
@@ -37,9 +34,8 @@ class DroppedGuards:
         shapes: how many different shapes were looked at.
     """
 
-    def __init__(self, captured: CapturedGraphs) -> None:
-        self.compiled = captured.compiled
-        self.traced: TracedGraph | None = captured.compiled.split.traced
+    def __init__(self, traced: TracedGraph | None) -> None:
+        self.traced = traced
         self.replayed: list[str] = []
         self.seen: set[Any] = set()
         self._guards: list[torch_hooks.SizeGuard] | None = None
@@ -64,14 +60,15 @@ class DroppedGuards:
         if shapes in self.seen and not changed:
             return
         self.seen.add(shapes)
-        failed = [*changed, *self._failing_sizes(args, kwargs)]
+        failed = [*changed, *self.broken_sizes(args, kwargs)]
         new = [what for what in failed if what not in self._told or what in changed]
         if new:
             self._try(new, args, kwargs)
 
     # --- sizes -----------------------------------------------------------------------------------
 
-    def _failing_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    def broken_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """The guards on sizes that do not hold for a call, each a sentence."""
         assert self.traced is not None
         if self._guards is None:
             self._guards = torch_hooks.size_guards(self.traced.fake_mode)
@@ -112,6 +109,8 @@ class DroppedGuards:
         return sizes, failed
 
     def _collect(self, into: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self.traced is not None
+
         class Taken(Exception):  # noqa: N818 - ends the call
             """The graph's inputs are known."""
 
@@ -120,7 +119,7 @@ class DroppedGuards:
             raise Taken
 
         with suppress(Taken):
-            self.compiled.bind(take)(*args, **kwargs)
+            self.traced.bind(take)(*args, **kwargs)
 
     # --- constants of the model ------------------------------------------------------------------
 
@@ -132,7 +131,8 @@ class DroppedGuards:
         if traced is None or model is None or traced.wrapper is None:
             return []
         root = f"L['{traced.wrapper.self_name}']"
-        for source, kind, _ in traced.guards:
+        again = getattr(traced, "again", traced)  # of a trace that was loaded: it is made here after all
+        for source, kind, _ in again.guards:
             if not (kind.endswith("_MATCH") and source.startswith(root)) or source in found:
                 continue
             try:
@@ -183,14 +183,14 @@ class DroppedGuards:
                 apart = f"the trace cannot run it ({type(error).__name__}: {error})"
         if apart:
             raise DroppedGuardError(
-                f"{self.compiled.model_name} was traced under an assumption that this call breaks, and nobody checks "
+                f"{self.traced.model_name} was traced under an assumption that this call breaks, and nobody checks "
                 f"it any more: {said}. It makes a difference: {apart}. Write the code so that it is the same for every "
                 "call (no branch on a size, no number that changes), pass what changes as a tensor, or trace a second "
                 "model"
             )
         self._told.update(failed)
         self.replayed += failed
-        logger.warning("%s: %s; on this call it makes no difference", self.compiled.model_name, said)
+        logger.warning("%s: %s; on this call it makes no difference", self.traced.model_name, said)
 
     def _model_forward(self) -> Callable[..., Any]:
         assert self.traced is not None and self.traced.wrapper is not None

@@ -169,10 +169,13 @@ class _Piecewise:
 
     def call(self, piece: Piece, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = called(target, args, kwargs)
-        self.check_alive(piece, written_by(target, args, kwargs), f"after {named(target)} in {piece.name}")
+        where = f"after {named(target)} in {piece.name}"
+        self.check_alive(piece, written_by(target, args, kwargs), where, named(target))
         return made
 
-    def check_alive(self, piece: Piece, written: Sequence[torch.Tensor], where: str) -> None:
+    def check_alive(
+        self, piece: Piece, written: Sequence[torch.Tensor], where: str, by_operator: str = ""
+    ) -> None:
         """Every value that is still to be read is as it was made, but for what was written on purpose."""
         last, returned = self.steps.last_use, self.steps.split.outputs
         for name, (value, bits, by) in list(self.made.items()):
@@ -185,7 +188,10 @@ class _Piecewise:
                 raise DamagedBufferError(
                     f"{where}: {name!r}, which {by} made and which is still to be read, is no longer what it was: "
                     f"{piece.name} writes memory that it does not say it writes (an undeclared in-place operator: name "
-                    "the argument in mutates_args), or two recordings share memory that both need"
+                    "the argument in mutates_args), or two recordings share memory that both need",
+                    "replayed",
+                    piece.name,
+                    by_operator,
                 )
 
 

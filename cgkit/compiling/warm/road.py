@@ -80,7 +80,9 @@ def compile_model(
     whole = config.level is CompilationLevel.DYNAMO_ONCE
     compiled = compile_pieces(split_graph(graph, () if whole else config.splitting_ops), config)
     start.save(compiled)
-    graph.guards, graph.codes = (), ()
+    graph.codes = ()
+    if not config.debug:  # which replays them
+        graph.guards = ()
     return compiled
 
 

@@ -8,13 +8,25 @@ from typing import Any
 #: code -> (the worst severity that it is given, what it means)
 CODES: Mapping[str, tuple[str, str]] = {
     "graph-break": ("error", "Dynamo cannot go on at this line, so the model is not one graph"),
-    "trace-failed": ("error", "the model cannot be traced for another reason (forward raises, writes a global, ...)"),
-    "specialised-dim": ("error", "a dimension that changes became a number: a reshape, a comparison, a fixed partner"),
+    "trace-failed": (
+        "error",
+        "the model cannot be traced for another reason (forward raises, writes a global, ...)",
+    ),
+    "specialised-dim": (
+        "error",
+        "a dimension that changes became a number: a reshape, a comparison, a fixed partner",
+    ),
     "zero-one": ("error", "a batch of one takes another path than the trace, which was made for 2 and more"),
     "uneven-sizes": ("warning", "the dynamic dimensions have more than one size, and a recording has one"),
     "nothing-dynamic": ("warning", "no argument is annotated as a tensor, so no dimension is dynamic"),
-    "dropped-guard": ("error", "an assumption of the trace that is not checked again; an error if a size breaks it"),
-    "recompilation": ("warning", "a call that would be traced again under guards, with the guard that triggers it"),
+    "dropped-guard": (
+        "error",
+        "an assumption of the trace that is not checked again; an error if a size breaks it",
+    ),
+    "recompilation": (
+        "warning",
+        "a call that would be traced again under guards, with the guard that triggers it",
+    ),
     "none-argument": ("error", "an argument that is None in some calls and given in others"),
     "frozen-number": ("error", "a Python value that is baked into the graph"),
     "argument-differs": ("error", "another call does not fit the trace"),
@@ -24,8 +36,14 @@ CODES: Mapping[str, tuple[str, str]] = {
     "other-stream": ("error", "work, or memory, on a stream that is not the one that is captured"),
     "host-copy": ("error", "a tensor of the CPU is made, copied or pinned in forward"),
     "cpu-tensor": ("error", "a tensor that the graph reads lies on another device than the model"),
-    "random-numbers": ("error", "random numbers: from a generator that a graph does not advance (error), or none (info)"),
-    "dynamic-operator": ("warning", "an operator in a recorded piece whose work may depend on more than shapes"),
+    "random-numbers": (
+        "error",
+        "random numbers: from a generator that a graph does not advance (error), or none (info)",
+    ),
+    "dynamic-operator": (
+        "warning",
+        "an operator in a recorded piece whose work may depend on more than shapes",
+    ),
     "outside-pool": ("warning", "tensors that a graph reads and that its pool does not own"),
     "moved-input": ("error", "an input of a recorded piece that lies elsewhere in each step"),
     "replay-differs": ("error", "recorded and replayed, the model computes something else than eagerly"),

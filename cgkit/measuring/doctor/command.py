@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="FILE:CLASS",
         nargs="?",
-        help="a class in a Python file, built without arguments; or a folder that transformers wrote; or a model's name "
-        "on the Hugging Face hub, if it was downloaded before; or one of transformers' families (llama, qwen3, ...), "
+        help="a class in a Python file, built without arguments; or a folder that transformers wrote; or a model's "
+        "name on the Hugging Face hub, if it was downloaded before; or one of transformers' families (llama, ...), "
         "made small with random weights",
     )
     parser.add_argument("--codes", action="store_true", help="only list the codes that a finding may have")
@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> Report:
         CgkitError: the model or its inputs are not there, or raise; the message says which.
     """
     if not args.model:
-        raise CgkitError("say which model: FILE.py:CLASS, a folder, or a name of transformers (or ask for --codes)")
+        raise CgkitError(
+            "say which model: FILE.py:CLASS, a folder, or a name of transformers (or ask for --codes)"
+        )
     options = {
         "cudagraph_mode": args.mode,
         "cudagraph_capture_sizes": tuple(args.sizes) if args.sizes else None,

@@ -41,7 +41,9 @@ def failing(
 ) -> Iterator[str]:
     """A sentence for each guard that a call of the model, as it is now, would fail."""
     scope = _scope(patient, args, kwargs)
-    dynamic = {entry.source: entry.dynamic_dims for entry in (patient.traced.inputs if patient.traced else ())}
+    dynamic = {
+        entry.source: entry.dynamic_dims for entry in (patient.traced.inputs if patient.traced else ())
+    }
     for source, kind, key, seen in kept:
         now = _fact(source, kind, key, scope)
         if isinstance(seen, _Tensor) and isinstance(now, _Tensor):

@@ -164,13 +164,16 @@ class _NodeByNode(fx.Interpreter):
         finally:
             self.platform.free(pool)
 
-
     def _note_outside(self, n: fx.Node, graph: EmulatedGraph) -> None:
         """Tensors that the operator fetched by itself: they are not among what the node is given."""
-        given = {_storage(value) for _, value in tensor_leaves([self.env[each] for each in n.all_input_nodes])}
+        given = {
+            _storage(value) for _, value in tensor_leaves([self.env[each] for each in n.all_input_nodes])
+        }
         for name, tensor in graph.outside():
             if _storage(tensor) not in given and tensor.dim():
-                sight = Sight(f"{n.target} ({name})", user_line(n), frames=tuple(frames_in(n.stack_trace or "")))
+                sight = Sight(
+                    f"{n.target} ({name})", user_line(n), frames=tuple(frames_in(n.stack_trace or ""))
+                )
                 if all(_storage(tensor) != _storage(other) for _, other in self.seen.outside):
                     self.seen.outside.append((sight, tensor))
 
@@ -251,7 +254,7 @@ def _random_state() -> list[torch.Tensor]:
 
 
 def calling_lines() -> list[Frame]:
-    """The lines of Python that led here, from the outermost: neither torch's, nor this folder's, nor of who called it."""
+    """The lines of Python that led here, from the outermost: not torch's, not this folder's, not its caller's."""
     found: list[Frame] = []
     frame = sys._getframe(1)
     inside = False

@@ -92,7 +92,7 @@ def test_looking_for_copies_leaves_no_tensor_without_values_behind():
 def test_a_branch_on_a_batch_of_one_has_its_line_though_it_leaves_no_guard():
     found = report(models.OneByOne())
     assert bad(found) == {("zero-one", "error")}
-    (finding,) = [each for each in found.of_code("zero-one")]
+    (finding,) = found.of_code("zero-one")
     assert finding.line == line_of(models.OneByOne, "# one")
     assert torch_hooks.size_guards(found.patient.traced.fake_mode) == []
     assert bad(report(models.OneLikeMany())) == set()

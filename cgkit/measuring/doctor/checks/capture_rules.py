@@ -44,8 +44,7 @@ def host_sync(sight: Sight) -> Finding:
     return Finding(
         "host-sync",
         "error",
-        f"{sight.operator} {what}: the CPU waits for the GPU, and a "
-        "capturing stream refuses it",
+        f"{sight.operator} {what}: the CPU waits for the GPU, and a capturing stream refuses it",
         "keep it a tensor operation (torch.where instead of a branch, a mask instead of nonzero), pass the number in, "
         "or move the line to an eager piece (a splitting operator)",
         again=_AGAIN,

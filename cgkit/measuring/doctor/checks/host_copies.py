@@ -102,8 +102,13 @@ class _Devices(TorchDispatchMode):
         beside = [tensor for tensor in leaves if tensor.device.type == "cpu" and tensor.dim()]
         if there and beside:
             names = sorted({self.held[id(tensor)] for tensor in beside if id(tensor) in self.held})
-            which = f"the attribute {', '.join(names)}, which .to() does not move," if names else "a CPU tensor"
-            self.note(str(func), f"{func} takes {which} beside tensors of the device: it fails, or copies in each step")
+            which = (
+                f"the attribute {', '.join(names)}, which .to() does not move," if names else "a CPU tensor"
+            )
+            self.note(
+                str(func),
+                f"{func} takes {which} beside tensors of the device: it fails, or copies in each step",
+            )
             args, kwargs = (map_tensors(lambda _, t: t.to(_THERE), value) for value in (args, kwargs))
         return func(*args, **kwargs)
 
@@ -125,7 +130,10 @@ class _Devices(TorchDispatchMode):
                 ),
             )
             return func(*args, **kwargs)
-        self.note(str(func), "a tensor of the device is copied to the CPU in forward: the host waits, or reads too soon")
+        self.note(
+            str(func),
+            "a tensor of the device is copied to the CPU in forward: the host waits, or reads too soon",
+        )
         return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
 
 

@@ -26,7 +26,7 @@ _OWNERS = {
 class Outside(NamedTuple):
     """A tensor as it was when doctor looked."""
 
-    index: int  # among the graph's inputs; -1: an operator fetched it by itself
+    place: int  # among the graph's inputs; -1: an operator fetched it by itself
     source: str
     owner: str
     kind: str
@@ -87,9 +87,11 @@ def outside_rows(patient: Patient) -> list[tuple[Any, ...]]:
     rows = []
     for each in kept:
         tensor = each.tensor()
-        current = now[each.index] if 0 <= each.index < len(now) else tensor if each.index < 0 else None
+        current = now[each.place] if 0 <= each.place < len(now) else tensor if each.place < 0 else None
         in_place = isinstance(current, torch.Tensor) and current.data_ptr() == each.address
-        rows.append((each.source, each.owner, each.kind, each.nbytes, each.address, tensor is not None, in_place))
+        rows.append(
+            (each.source, each.owner, each.kind, each.nbytes, each.address, tensor is not None, in_place)
+        )
     return rows
 
 
@@ -102,8 +104,8 @@ def _of_nobody(what: str, value: torch.Tensor) -> Finding:
     return Finding(
         "outside-pool",
         "warning",
-        f"{what}, a tensor of {value.nbytes} bytes that neither the model nor the call holds (a global, a closure): who "
-        "lets go of it leaves the graph a stale address, and no check looks at it",
+        f"{what}, a tensor of {value.nbytes} bytes that neither the model nor the call holds (a global, a closure): "
+        "who lets go of it leaves the graph a stale address, and no check looks at it",
         "register it as a buffer of the model, or pass it in",
         again=_AGAIN,
     )

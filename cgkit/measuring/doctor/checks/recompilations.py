@@ -47,22 +47,26 @@ def recompilations(patient: Patient) -> Iterator[Finding]:
     guards_stand = patient.config.level is CompilationLevel.DYNAMO_AS_IS
     for again in traced_again(patient):
         same = again.call == "the same call again"
-        usual_one = again.call == _ONE and again.reasons[0].startswith("2 <= ")  # each kind of call once: 1, and more
+        usual_one = again.call == _ONE and again.reasons[0].startswith(
+            "2 <= "
+        )  # each kind of call once: 1, and more
         yield Finding(
             "recompilation",
             "warning" if same or (guards_stand and not usual_one) else "info",
-            f"under guards, {again.call} would be traced again, since a guard fails: {'; '.join(again.reasons[:_FEW])}. "
+            f"under guards, {again.call} would be traced again, since a guard fails: "
+            f"{'; '.join(again.reasons[:_FEW])}. "
             + (
                 "Level 1 does so"
                 if guards_stand
-                else "Without guards the first graph is taken for it, and the model is tried against it (dropped-guard, zero-one)"
+                else "Without guards the first graph is taken for it, and the model tried against it (dropped-guard, "
+                "zero-one)"
             ),
             "keep out of forward what changes in Python from call to call"
             if same
             else "nothing to do, if it is only once for each kind of call"
             if guards_stand
             else "nothing to do without guards",
-            cost=f"{again.seconds:.2f} s for that call instead of {again.usual_seconds * 1e3:.2g} ms, without compiling",
+            cost=f"{again.seconds:.2f} s for that call instead of {again.usual_seconds * 1e3:.2g} ms, uncompiled",
             again="torch._logging.set_logs(recompiles=True)",
             **at(again.frame),
         )
@@ -159,4 +163,3 @@ def _line_of(patient: Patient, reason: str) -> Frame | None:
         return None
     file = next((name for name in patient.traced.traced_files if name.endswith(match[1])), match[1])
     return file, int(match[2]), ""
-

@@ -97,9 +97,14 @@ def _finding(use: _Use, seen: _Seen) -> Finding:
     severity = "error"
     if not seen.known:
         severity = "warning"
-        what += ": it is recorded only if that stream waits for the capturing one, and this one for it afterwards"
+        what += (
+            ": it is recorded only if that stream waits for the capturing one, and this one for it afterwards"
+        )
     elif not use.forked:
-        what += ", and that stream does not wait for it: the operator runs once, while recording, and no replay repeats it"
+        what += (
+            ", and that stream does not wait for it: the operator runs once, while recording, and no replay "
+        )
+        what += "repeats it"
     elif use.stream not in seen.joined:
         what += ", which does not wait for it afterwards: the capture ends with unjoined work and is refused"
     else:
