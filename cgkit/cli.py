@@ -145,8 +145,8 @@ def _hazards_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "hazards",
         parents=[common],
         help="the museum: how graphs and compilation go wrong, happening on purpose, found and fixed",
-        description="Runs small programs that go wrong as those of the engines' users did: what happens unnoticed, what "
-        "cgkit says, and the fixed code. The exit status is 1 if one does not do what it describes.",
+        description="Runs small programs that go wrong as those of the engines' users did: what happens unnoticed, "
+        "what cgkit says, and the fixed code. The exit status is 1 if one does not do what it describes.",
     )
     museum.load = lambda: import_module("cgkit.hazards.command")
     museum.set_defaults(run=run_hazards)

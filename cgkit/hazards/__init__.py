@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cgkit.errors import ConfigError
-from cgkit.hazards import addresses, compiling, memory, recording, shapes
+from cgkit.hazards import addresses, compiling, loading, memory, recording, shapes
 from cgkit.hazards.exhibit import Exhibit, Symptom, Visit
 from cgkit.hazards.rows import ROWS, Row
 
@@ -23,7 +23,7 @@ __all__ = ["EXHIBITS", "ROWS", "Exhibit", "Row", "Symptom", "Visit", "exhibit", 
 EXHIBITS: dict[str, Exhibit] = {
     each.id: each
     for each in sorted(
-        (one for module in (addresses, compiling, memory, recording, shapes) for one in module.EXHIBITS),
+        (one for module in (addresses, compiling, loading, memory, recording, shapes) for one in module.EXHIBITS),
         key=lambda each: each.rows,
     )
 }

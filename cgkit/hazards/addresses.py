@@ -66,6 +66,7 @@ def _two_pieces(model: type[nn.Module], device: str) -> Symptom:
     return Symptom(wrong, f"the second piece gives {numbers(result)}, and {numbers(right)} is right")
 
 
+_OPS: dict[Any, str] = {ReturnsAnew: "cgkit_hazards::attention_anew", WritesInto: "cgkit_hazards::attention_into"}
 FRESH_TENSOR = Exhibit(
     "fresh-tensor",
     "A splitting operator returns a new tensor",
@@ -79,7 +80,6 @@ FRESH_TENSOR = Exhibit(
         "moved-input", model(), torch.ones(8, 4, device=device), splitting_ops=[_OPS[model]], compiler="eager"
     ),
 )
-_OPS = {ReturnsAnew: "cgkit_hazards::attention_anew", WritesInto: "cgkit_hazards::attention_into"}
 
 # --- a buffer that is replaced after the recording ------------------------------------------------------
 

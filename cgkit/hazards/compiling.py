@@ -16,7 +16,7 @@ from cgkit.compiling import compile_pieces
 from cgkit.compiling.cache import CacheKey, cache_key, explain_cache
 from cgkit.config import CompilationConfig
 from cgkit.hazards.exhibit import Exhibit, Symptom
-from cgkit.hazards.road import findings
+from cgkit.hazards.road import eager, findings
 from cgkit.splitting import register_op, split_graph
 from cgkit.tracing import trace
 
@@ -78,7 +78,12 @@ MISSING_FACTOR = Exhibit(
 
 # --- a key that knows where a file lies ------------------------------------------------------------------
 
-_SOURCE = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x: torch.Tensor):\n        return x * 2\n"
+_SOURCE = """import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x * 2
+"""
 
 
 def key_by_place(config: CompilationConfig, files: list[str]) -> CacheKey:
@@ -179,8 +184,7 @@ _CUT = ["cgkit_hazards::cuts"]
 
 
 def _compilations(model: type[nn.Module], device: str) -> Symptom:
-    settings = CompilationConfig(compiler="eager", cudagraph_mode="NONE", splitting_ops=_CUT)
-    compiled = compile_pieces(split_graph(trace(model(), torch.ones(8, 4, device=device)), _CUT), settings)
+    compiled = compile_pieces(split_graph(trace(model(), torch.ones(8, 4, device=device)), _CUT), eager("NONE", splitting_ops=_CUT))
     pieces, different = len(compiled.backends), compiled.num_unique
     return Symptom(different > 3, f"{different} of {pieces} pieces are compiled, for 4 layers that are alike")
 

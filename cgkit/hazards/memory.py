@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from cgkit.capturing import capture
 from cgkit.capturing.emulated import EmulatedPlatform
 from cgkit.compiling import CompiledGraph, compile_pieces
-from cgkit.config import CompilationConfig
 from cgkit.hazards.exhibit import Exhibit, Symptom, said_by
+from cgkit.hazards.road import eager
 from cgkit.measuring.predict_pool import predict_pool
 from cgkit.splitting import split_graph
 from cgkit.tracing import trace
@@ -32,9 +32,8 @@ class Mlp(nn.Module):
 
 
 def _compiled(device: str) -> CompiledGraph:
-    settings = CompilationConfig(compiler="eager", cudagraph_mode="FULL", splitting_ops=[])
     return compile_pieces(
-        split_graph(trace(Mlp().to(device), torch.ones(8, 256, device=device)), []), settings
+        split_graph(trace(Mlp().to(device), torch.ones(8, 256, device=device)), []), eager("FULL")
     )
 
 

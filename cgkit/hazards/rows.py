@@ -47,13 +47,7 @@ ROWS = (
         "it is slow and not wrong, so there is nothing to catch; `cgkit bench launch-overhead` measures what a guarded "
         "call costs on this machine beside one without guards",
     ),
-    Row(
-        19,
-        "no graphs after a warm start",
-        "vllm#31439",
-        "cgkit wraps pieces when it captures, on whichever way they were compiled or loaded, so the fault has no place; "
-        "the test of warm starts counts the recordings of a second process, `runner.capture_modes()` those of any",
-    ),
+    Row(19, "no graphs after a warm start", "vllm#31439"),
     Row(
         20,
         "Inductor's own partition: faster, and slower to compile",
@@ -78,6 +72,6 @@ ROWS = (
         "measured with torch 2.11",
         "it needs a GPU and ends in an illegal memory access that spoils the process: `torch.compile(mode="
         "'reduce-overhead')` clears the cuBLAS workspaces whose addresses hand-recorded graphs hold. So the benchmarks "
-        "measure that mode in a process of its own; a subprocess that records, compiles so and replays would show it",
+        "measure that mode in a process of its own; `cgkit.hazards.trees.replay_beside_trees` shows it in one",
     ),
 )
