@@ -163,7 +163,7 @@ def _cause(state: CompiledModel, before: Any, expected: Any) -> str:
             "size (0 and 1 leave no guard), or on a value that has changed since. cgkit.doctor(model, *this_call) "
             "has the line"
         )
-    return "The trace is right, so the compiler or the recording is not: compare piece by piece"
+    return "The trace is right, so the compiler or the recording is not: cgkit.bisect finds the piece"
 
 
 def _differs(state: CompiledModel, run: Callable[..., Any], before: Any, expected: Any) -> bool:
