@@ -1,9 +1,9 @@
 """``cgkit bench ledgers``: what the free ledgers cost a PIECEWISE step.
 
 The step as it is, against the same step in which the ledgers' parts do nothing: the dispatcher's route without its
-count, and the address check replaced by what it gave at capture. Only data is swapped (an attribute, an entry of a table), for
-one turn at a time; turns alternate in one process, and so does who begins. A plan's check is one expression that
-also sees whether this is the step that it was laid out for; all of it counts as address check, so that the cost is
+count, and the address check replaced by what it gave at capture. Only data is swapped (an attribute, an entry of a
+table), for one turn at a time; turns alternate in one process, and so does who begins. A plan's check is one expression
+that also sees whether this is the step that it was laid out for; all of it counts as address check, so that the cost is
 stated too high rather than too low.
 """
 
