@@ -23,7 +23,11 @@ __all__ = ["EXHIBITS", "ROWS", "Exhibit", "Row", "Symptom", "Visit", "exhibit", 
 EXHIBITS: dict[str, Exhibit] = {
     each.id: each
     for each in sorted(
-        (one for module in (addresses, compiling, loading, memory, recording, shapes) for one in module.EXHIBITS),
+        (
+            one
+            for module in (addresses, compiling, loading, memory, recording, shapes)
+            for one in module.EXHIBITS
+        ),
         key=lambda each: each.rows,
     )
 }

@@ -66,7 +66,10 @@ def _two_pieces(model: type[nn.Module], device: str) -> Symptom:
     return Symptom(wrong, f"the second piece gives {numbers(result)}, and {numbers(right)} is right")
 
 
-_OPS: dict[Any, str] = {ReturnsAnew: "cgkit_hazards::attention_anew", WritesInto: "cgkit_hazards::attention_into"}
+_OPS: dict[Any, str] = {
+    ReturnsAnew: "cgkit_hazards::attention_anew",
+    WritesInto: "cgkit_hazards::attention_into",
+}
 FRESH_TENSOR = Exhibit(
     "fresh-tensor",
     "A splitting operator returns a new tensor",

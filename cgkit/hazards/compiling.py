@@ -184,7 +184,9 @@ _CUT = ["cgkit_hazards::cuts"]
 
 
 def _compilations(model: type[nn.Module], device: str) -> Symptom:
-    compiled = compile_pieces(split_graph(trace(model(), torch.ones(8, 4, device=device)), _CUT), eager("NONE", splitting_ops=_CUT))
+    compiled = compile_pieces(
+        split_graph(trace(model(), torch.ones(8, 4, device=device)), _CUT), eager("NONE", splitting_ops=_CUT)
+    )
     pieces, different = len(compiled.backends), compiled.num_unique
     return Symptom(different > 3, f"{different} of {pieces} pieces are compiled, for 4 layers that are alike")
 
