@@ -17,6 +17,12 @@ TOUR = FOLDER / "00_tour.ipynb"
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 #: What a run must have printed, by notebook; a second run of every cell prints it again.
 PRINTED = {
+    "01_the_cpu_bill": (
+        "6 tokens: 6 steps, 5 of them decode steps of 1 token",
+        "2,208 of 2,208 kernels tied to what launched them",
+        "launch calls: compiled 226, PIECEWISE 33, FULL 1",
+        "No answer yet",
+    ),
     "04_compiling_the_pieces": (
         "6 a line in the helper:       miss",
         "7 a comment, another folder:  hit",

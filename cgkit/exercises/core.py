@@ -126,6 +126,11 @@ def _load(notebook: str) -> None:
         import_module(name)
 
 
+def package() -> Any:
+    """cgkit itself, loaded when first needed, and untyped: checks call it as a notebook does (names as text)."""
+    return import_module("cgkit")
+
+
 def exercises_of(notebook: str) -> list[Exercise]:
     """The exercises of a notebook (``"07"``), in order; an empty list where it has none."""
     _load(notebook)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cgkit.exercises.core import Verdict, exercise, nearly, right, wrong
+from cgkit.exercises.core import Verdict, exercise, nearly, package, right, wrong
 
 COUNTS = ("pieces", "compilations", "graphs")
 
@@ -51,7 +51,7 @@ def predict_counters(answer: Callable[[int, list[int]], dict[str, int]]) -> Verd
 
 @cache
 def _counted(layers: int, sizes: tuple[int, ...]) -> dict[str, int]:
-    import cgkit
+    cgkit = package()
     from cgkit.serving import Runner
     from cgkit.serving.llama import PRESETS
     from cgkit.serving.weights import build_model, random_weights
@@ -144,7 +144,7 @@ def collect_outputs(answer: Callable[[Callable[..., Any], Sequence[Any]], list[A
 @cache
 def _careless() -> tuple[Any, torch.nn.Module]:
     """A recorded model that returns its own memory, and the model."""
-    import cgkit
+    cgkit = package()
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from cgkit.exercises.core import Verdict, exercise, nearly, right, wrong
+from cgkit.exercises.core import Verdict, exercise, nearly, package, right, wrong
 
 #: What 04-1 asks about: a name, and what is changed in the configuration.
 EDITS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def predict_hits(answer: dict[str, str]) -> Verdict:
 
 @cache
 def _hits() -> dict[str, str]:
-    import cgkit
+    cgkit = package()
     from cgkit.measuring.bench_dedup import toy_llama, toy_split
 
     _, split = toy_split(toy_llama(1))
@@ -95,7 +95,7 @@ def different_pieces(answer: Callable[[Sequence[int]], int]) -> Verdict:
 
 @cache
 def _unique(*kinds: int) -> int:
-    import cgkit
+    cgkit = package()
     from cgkit.measuring.bench_dedup import toy_llama, toy_split
 
     model: Any = toy_llama(len(kinds))
@@ -204,7 +204,7 @@ def _choices() -> list[tuple[list[int], list[int]]]:
 
 @cache
 def _served(sizes: tuple[int, ...], ends: tuple[int, ...]) -> dict[int, str]:
-    import cgkit
+    cgkit = package()
 
     config = cgkit.CompilationConfig(
         compiler="eager", cudagraph_mode="NONE", compile_sizes=sizes, compile_ranges=ends

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from cgkit.exercises.core import Verdict, exercise, nearly, right, wrong
+from cgkit.exercises.core import Verdict, exercise, nearly, package, right, wrong
 
 FUSIONS = ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant")
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ aten = torch.ops.aten
     ),
 )
 def predict_matches(answer: Callable[[int], dict[str, int]]) -> Verdict:
-    off = {}
+    off: dict[tuple[int, str], Any] = {}
     for layers in (1, 2):
         said, found = answer(layers), _matched(layers)
         off |= {
@@ -47,7 +47,7 @@ def predict_matches(answer: Callable[[int], dict[str, int]]) -> Verdict:
 
 @cache
 def _matched(layers: int) -> dict[str, int]:
-    import cgkit
+    cgkit = package()
     from cgkit.compiling.passes import preview_passes
     from cgkit.kernels.custom_op import apply_custom_ops
     from cgkit.serving.llama import PRESETS

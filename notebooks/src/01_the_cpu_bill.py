@@ -29,9 +29,13 @@
 # at once, before the kernel has run: launches go into a *queue*, and the GPU takes them from there in order.
 
 # %%
+import tempfile
+from pathlib import Path
+
+import ipywidgets
 import pandas as pd
 import torch
-from IPython.display import display
+from IPython.display import Image, display
 
 import cgkit
 from cgkit import recordings
@@ -121,7 +125,8 @@ Picture(mine.plot(step=0))
 # %%
 MODES = ["eager", "compiled", "PIECEWISE", "FULL", "reduce-overhead"]
 traces = {mode: recordings.load(f"h200-trace-llama-3.2-1b-b1-{mode}") for mode in MODES}
-Picture(cgkit.Timeline.plot_against([traces[mode] for mode in ("eager", "compiled", "FULL")]))
+three = Picture(cgkit.Timeline.plot_against([traces[mode] for mode in ("eager", "compiled", "FULL")]))
+Image(three.save(Path(tempfile.mkdtemp()) / "three.png"), alt=three.alt)  # thousands of rectangles: smaller as PNG
 
 # %% [markdown]
 # The GPU's lane of the eager step is nearly empty. Each kernel is there for a microsecond or two, and then the GPU waits until
@@ -394,9 +399,6 @@ cgkit.claim(
 # the CPU. Choose a mode and see (the picture below shows all of them, for where no widget runs):
 
 # %%
-import ipywidgets
-
-
 def show(batch=1):
     part = measured[measured["batch"] == batch].set_index("mode")[["wall_ms", "cpu_ms", "gpu_busy_ms"]]
     display(part.assign(bound_by=["CPU" if each.cpu_ms > each.gpu_busy_ms else "GPU" for each in part.itertuples()]).round(2))
