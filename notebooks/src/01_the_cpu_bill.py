@@ -130,13 +130,17 @@ Image(three.save(Path(tempfile.mkdtemp()) / "three.png"), alt=three.alt)  # thou
 
 # %% [markdown]
 # The GPU's lane of the eager step is nearly empty. Each kernel is there for a microsecond or two, and then the GPU waits until
-# the CPU has made its way to the next one. Closer, with every launch tied to its kernel:
+# the CPU has made its way to the next one. Nothing is drawn wider than it is: what is shorter than a pixel shows as a column, as
+# high as the share of the time that it fills.
+#
+# A picture of a step is only worth something if it is complete. A timeline says so of itself: which kernels could be tied to the
+# launch that asked for them, and which events are not drawn.
 
 # %%
-traces["eager"]
+print(traces["eager"])
 
 # %% [markdown]
-# A timeline shows, a *bill* adds up. The CPU's side cuts the time of the step into what the CPU was doing; the GPU's side into
+# A timeline shows; a *bill* adds up. The CPU's side cuts the time of the step into what the CPU was doing; the GPU's side into
 # busy and idle, and asks of each idle moment what the CPU was doing then:
 
 # %%
