@@ -102,7 +102,8 @@ def claim(id: str | Sequence[dict[str, str]], measured: str = "", outcome: str =
     """Shows what the article claims, what was measured and the outcome, and leaves a record in the cell's output.
 
     ``outcome`` is one of ``confirmed``, ``wrong``, ``overtaken`` (engines do it otherwise now) and ``not measured``;
-    where there is a number, let the measurement decide it: true is ``confirmed``, false ``wrong``. Several at once: a list of dicts with these four names.
+    where there is a number, let the measurement decide: true is ``confirmed``, false ``wrong``.
+    Several at once: a list of dicts with these four names.
     Raises: ClaimError for an unknown id or outcome, or a record that would say nothing.
     """
     rows = [{"id": id, "measured": measured, "outcome": outcome, "why": why}] if isinstance(id, str) else id
