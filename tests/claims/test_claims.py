@@ -84,3 +84,22 @@ def test_an_unknown_kind_is_refused(own_list):
 
 def test_outcomes_have_a_colour_each():
     assert set(card._COLOURS) == set(claims.OUTCOMES)
+
+
+def test_the_list_holds_every_heading_with_something_under_it():
+    rows = list(claims.read().values())
+    assert len(rows) >= 100
+    headings = [row.heading for row in rows if row.kind == "heading"]
+    assert len(headings) == len(set(headings)) == 25  # the article's title and its 24 headings
+    assert {row.heading for row in rows} == set(headings)
+    under = {row.heading for row in rows if row.kind != "heading"}
+    assert set(headings) - under == {"The two layers of mechanism, in the title"}
+
+
+def test_every_row_says_something_and_knows_its_notebook():
+    for row in claims.read().values():
+        assert len(row.says) > 20 and not row.says.endswith(".")
+        assert row.notebook in {f"{number:02}" for number in range(12)}
+        assert bool(row.unit) == (row.kind == "number"), row.id
+        assert row.id == row.id.lower() and " " not in row.id
+    assert {row.notebook for row in claims.read().values()} == {f"{number:02}" for number in range(12)}
