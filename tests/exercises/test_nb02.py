@@ -39,20 +39,22 @@ def test_what_is_noticed():
 
 
 def test_the_repaired_model():
-    repaired = SOLUTIONS["solution_02_3"]
-
-    class AsksWhetherSmall(repaired):
+    class AsksWhetherSmall(nn.Module):
         def forward(self, x: torch.Tensor):
-            return x if x.shape[0] > 5000 else super().forward(x)
+            if x.shape[0] > 5000:
+                return x
+            scaled = x / (1 + torch.arange(x.shape[0]))[:, None]
+            return scaled.view(-1, 2, 4).softmax(-1).view(-1, 8)
 
-    class NotAtOne(repaired):
+    class NotAtOne(nn.Module):
         def forward(self, x: torch.Tensor):
-            return super().forward(x).squeeze(0)
+            scaled = x / (1 + torch.arange(x.shape[0]))[:, None]
+            return scaled.view(-1, 2, 4).softmax(-1).view(-1, 8).squeeze(0)
 
     assert check("02-3", nb02.OneSize).outcome == "wrong"
     assert check("02-3", nn.Identity()).outcome == "wrong"
     small = check("02-3", AsksWhetherSmall)
-    assert small.outcome == "nearly" and "5000" in small.say
+    assert small.outcome == "nearly" and "5000" in small.say, small
     one = check("02-3", NotAtOne)
     assert one.outcome == "nearly" and "not at one" in one.say
 
