@@ -17,6 +17,17 @@ TOUR = FOLDER / "00_tour.ipynb"
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 #: What a run must have printed, by notebook; a second run of every cell prints it again.
 PRINTED = {
+    "02_one_trace_no_guards": (
+        "19 nodes, 10 operators",
+        "same as eager, at 1, 4 and 33 tokens: [True, True, True]",
+        "torch.compile: 2 graphs",
+        "8 calls: torch.compile made 3 graphs, cgkit.trace 1",
+        "as without the swap: False | what its first two layers give: True",
+        "argument 'bias' of WithOptions was None",
+        "ViewWithNumber: TraceError: You marked L['x'].size()[0] as dynamic",
+        "dropped guards: ('s77 <= 16',)",
+        "2 Dynamo runs in 4 calls at level 1",
+    ),
     "04_compiling_the_pieces": (
         "6 a line in the helper:       miss",
         "7 a comment, another folder:  hit",

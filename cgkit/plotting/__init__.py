@@ -14,6 +14,7 @@ from cgkit.plotting import (
     plan_charts,
     serve_charts,
     start_charts,
+    trace_charts,
 )
 from cgkit.plotting.charts import (
     capture_seconds,
@@ -63,4 +64,5 @@ __all__ = [
     "text_table",
     "timeline",
     "title_of",
+    "trace_charts",
 ]
