@@ -6,6 +6,7 @@ Dynamo's guards): with guards, a call that does not fit is traced and compiled a
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cgkit import torch_hooks
+from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.errors import CgkitError, TraceError
+from cgkit.pipeline import support_torch_compile
 from cgkit.tracing import trace
 
 if TYPE_CHECKING:
@@ -71,16 +75,64 @@ def _guarded(model: nn.Module, made: list[Any], options: dict[str, Any] | None) 
         made.append(graph)
         return graph.forward
 
-    function = model.forward.__func__  # type: ignore[attr-defined]
-    copy = FunctionType(
+    own = _renamed(model.forward.__func__)  # type: ignore[attr-defined]
+    return torch.compile(MethodType(own, model), backend=backend, **(options or {}))
+
+
+def _renamed(function: Any) -> FunctionType:
+    """A copy of a function whose code has a name that no other has."""
+    own = FunctionType(
         function.__code__.replace(co_name=f"{function.__name__}_{next(_serial)}"),
         function.__globals__,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return torch.compile(MethodType(copy, model), backend=backend, **(options or {}))
+    own.__kwdefaults__, own.__annotations__ = function.__kwdefaults__, function.__annotations__
+    return own
+
+
+def dynamo_runs_by_level(model: nn.Module, calls: Iterable[Sequence[Any]]) -> pd.DataFrame:
+    """How often Dynamo compiles something while the same calls are made at each compilation level.
+
+    Nothing is compiled after Dynamo (``compiler="eager"``), cut or recorded.
+
+    Args:
+        model: of a class that is not decorated; a copy of it is.
+
+    Returns:
+        A row a level: ``level``, ``name``, ``dynamo_runs``.
+    """
+    import pandas as pd
+
+    rows = []
+    calls = [tuple(call) for call in calls]
+    for level in CompilationLevel:
+        seen: list[Any] = []
+        config = CompilationConfig(level=level, compiler="eager", cudagraph_mode="NONE", splitting_ops=())
+        fresh = _decorated_copy(model, config)
+        hook = torch_hooks.register_bytecode_hook(lambda old, new, seen=seen: seen.append(old))  # type: ignore[misc]
+        try:
+            with torch.no_grad():
+                for call in calls:
+                    fresh(*call)
+        finally:
+            hook.remove()
+        rows.append((level.value, level.name, len(seen)))
+    return pd.DataFrame(rows, columns=["level", "name", "dynamo_runs"])
+
+
+def _decorated_copy(model: nn.Module, config: CompilationConfig) -> nn.Module:
+    """``model`` as an instance of a decorated class of its own, with the same weights."""
+
+    class Bare(nn.Module):
+        forward = _renamed(type(model).forward)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.__dict__.update(copy.copy(model).__dict__)
+
+    return support_torch_compile(Bare)(compilation_config=config)  # type: ignore[call-arg]
 
 
 def _one_trace(model: nn.Module, call: tuple[Any, ...], made: list[Any]) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 import cgkit
-from cgkit import plotting, torch_hooks
+from cgkit import plotting
 from cgkit.exercises import check, hint, question, solution
 from cgkit.plotting import Picture, trace_charts
 
@@ -586,40 +586,23 @@ cgkit.claim(
 # ## 6 · All of it in one line: the decorator, and its levels
 #
 # `@cgkit.support_torch_compile` above a model class does what was done by hand here, at the first call. How far it goes is one
-# number, the article's *level*. To see the levels count Dynamo's compilations (the hook is told of each) over calls of 4, 4, 7 and 9 tokens. The
-# pieces stay uncompiled (`compiler="eager"`), so that only Dynamo is seen.
+# number, the article's *level*. To see the levels, count how often Dynamo runs (the hook of section 3 is told of each time) over calls
+# of 4, 4, 7 and 9 tokens. What comes after Dynamo is switched off. **What do you expect** at each level?
 
+# %% slideshow={"slide_type": "subslide"}
+from cgkit.measuring.retraces import dynamo_runs_by_level
 
-# %%
-def dynamo_runs(level):
-    seen = []
-    config = cgkit.CompilationConfig(level=level, compiler="eager", cudagraph_mode="NONE", splitting_ops=())
-    model = cgkit.support_torch_compile(type("Fresh", (Net,), {"forward": fresh_forward()}))(
-        compilation_config=config
-    )
-    hook = torch_hooks.register_bytecode_hook(lambda old, new: seen.append(old))
-    with torch.no_grad():
-        for tokens in (4, 4, 7, 9):
-            model(torch.ones(tokens, 8))
-    hook.remove()
-    return len(seen)
-
-
-def fresh_forward():
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.layers[0](x)) * self.scale
-
-    return forward
-
-
-levels = pd.DataFrame(
-    [(level.value, level.name, dynamo_runs(level.value)) for level in cgkit.CompilationLevel],
-    columns=["level", "name", "Dynamo ran, in 4 calls"],
-)
+levels = dynamo_runs_by_level(net, [(torch.ones(tokens, 8),) for tokens in (4, 4, 7, 9)])
 levels
 
+# %% [markdown]
+# - 0: eager.
+# - 1: plain `torch.compile`, guards and all: the second size makes it trace again, and no call after that.
+# - 2: one trace, no guards, compiled whole.
+# - 3: the same, split into pieces (the default, and the subject of the next notebooks).
+
 # %% tags=["hide-input"]
-runs = levels.set_index("level")["Dynamo ran, in 4 calls"]
+runs = levels.set_index("level")["dynamo_runs"]
 default = cgkit.CompilationConfig()
 cgkit.claim(
     [
