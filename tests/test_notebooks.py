@@ -28,6 +28,18 @@ PRINTED = {
         "dropped guards: ('s77 <= 16',)",
         "2 Dynamo runs in 4 calls at level 1",
     ),
+    "03_splitting_the_graph": (
+        "33 nodes, 19 operators",
+        "wrong, without an error; in pieces: right",
+        "MovedInputError: input 'attend_new'",
+        "keep_original_order=False: submod_0 submod_2 submod_1",
+        "the ten lines: 5 pieces",
+        "pieces equal model, at 1, 4 and 9 tokens: [True, True, True]",
+        "80 layers: 161 pieces; 2 L + 1 at every depth tried: True",
+        "one first, 79 equal ones in the middle, one last",
+        "Did you mean 'course::attend'?",
+        "cgkit: PIECEWISE with an empty list is FULL",
+    ),
     "04_compiling_the_pieces": (
         "6 a line in the helper:       miss",
         "7 a comment, another folder:  hit",

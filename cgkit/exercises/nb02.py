@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from cgkit import compilation_counter, torch_hooks
 from cgkit.errors import TraceError
-from cgkit.exercises.core import Said, Verdict, exercise, nearly, right, wrong
+from cgkit.exercises.core import Verdict, exercise, nearly, right, wrong
 from cgkit.measuring.after_trace import FOLLOWED, REFUSED, UNNOTICED, after_trace
 from cgkit.measuring.retraces import count_traces
 from cgkit.tracing import trace
@@ -24,11 +23,6 @@ _WAYS = {
     "torch.compile": "torch.compile",
     "cgkit.trace": "cgkit.trace",
 }
-
-
-def source_of(what: Any) -> Said:
-    """The source of a model or function of these exercises."""
-    return Said(inspect.getsource(what))
 
 
 # --- 02-1 ----------------------------------------------------------------------------------------
@@ -209,7 +203,9 @@ def repair_the_model(answer: Any) -> Verdict:
     if off and off != [1]:
         return wrong(f"Traced at 6 tokens, it is wrong at {off[0]}.")
     if off:
-        return nearly("Right from two tokens up, but not at one: does something in it ask whether there is one?")
+        return nearly(
+            "Right from two tokens up, but not at one: does something in it ask whether there is one?"
+        )
     if traced.dropped_guards:
         return nearly(f"Right at every size tried, but it assumes {', '.join(traced.dropped_guards)}.")
     return right(f"One graph of {len(traced.operators)} operators for every number of tokens.")
@@ -269,7 +265,9 @@ def put_guards_back(answer: Any) -> Verdict:
                 return wrong(f"{type(model).__name__}: something else than the model at {size} tokens.")
         traces = compilation_counter.num_graphs_seen - before
         if traces < ways:
-            return wrong(f"{type(model).__name__}: right, but with {traces} traces. Is the model itself called?")
+            return wrong(
+                f"{type(model).__name__}: right, but with {traces} traces. Is the model itself called?"
+            )
         if traces > ways:
             more.append(f"{type(model).__name__}: {traces} traces for {ways} ways")
     if more:
@@ -326,7 +324,11 @@ def write_the_dispatcher(answer: Any) -> Verdict:
     if not torch.equal(found, x * 2):
         return wrong("A guard was asked: after model.mode = 'minus' the function took the other branch.")
     if touched:
-        return nearly("No guard is asked, but the class keeps the bytecode: every other instance would run it.")
+        return nearly(
+            "No guard is asked, but the class keeps the bytecode: every other instance would run it."
+        )
     if left > 0:
-        return nearly(f"No guard is asked, but {left} hook is still registered and sees every later compilation.")
+        return nearly(
+            f"No guard is asked, but {left} hook is still registered and sees every later compilation."
+        )
     return right("The bytecode runs, no guard stands before it, and nobody else notices.")

@@ -34,9 +34,13 @@ def _scale(x: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(x * x.abs().amax(-1, keepdim=True))
 
 
+#: What the operators of these models do, by name.
+IMPLEMENTATIONS = {"attend": _attend, "mix": _mix, "scale": _scale}
+
+
 def operators() -> None:
     """Registers ``nb03::attend``, ``nb03::mix`` and ``nb03::scale``."""
-    for name, function in (("attend", _attend), ("mix", _mix), ("scale", _scale)):
+    for name, function in IMPLEMENTATIONS.items():
         register_op(name, function, ["out"], namespace="nb03")
 
 
@@ -194,7 +198,9 @@ class _Watched:
     def step(self, piece: Any, args: tuple[Any, ...]) -> tuple[Value, ...]:
         names = tuple(getattr(value, "name", "?") for value in args)
         if names != piece.input_names and not self.mistake:
-            self.mistake = f"{piece.name} was given {names[:4]}, and takes {piece.input_names[:4]} (the first four)"
+            self.mistake = (
+                f"{piece.name} was given {names[:4]}, and takes {piece.input_names[:4]} (the first four)"
+            )
         later = {name for other in self.pieces[piece.index :] for name in other.input_names}
         dead = sorted(set(self.alive) - later - set(self.returned))
         if dead and not self.leak:
@@ -282,7 +288,9 @@ def write_the_hash(answer: Any) -> Verdict:
                     )
                 apart |= found[one] != found[other] and wanted[one] == wanted[other]
     if apart:
-        return nearly("Different pieces are told apart, but equal ones are too: each layer would be compiled for itself.")
+        return nearly(
+            "Different pieces are told apart, but equal ones are too: each layer would be compiled for itself."
+        )
     return right("Equal pieces are equal, and different ones are not.")
 
 

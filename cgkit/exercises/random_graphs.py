@@ -87,16 +87,23 @@ def judge(graph: fx.Graph, piece_of: Mapping[fx.Node, int]) -> Verdict | None:
             return wrong(f"Piece {piece_of[node]} holds an operator to cut at and others.")
     place = {node: index for index, node in enumerate(nodes)}
     ordered = sorted(body, key=lambda node: (piece_of[node], place[node]))
-    ends = [node for node in nodes if node.op == "placeholder"], [node for node in nodes if node.op == "output"]
+    ends = (
+        [node for node in nodes if node.op == "placeholder"],
+        [node for node in nodes if node.op == "output"],
+    )
     try:
         same = all(map(torch.equal, run([*ends[0], *ordered, *ends[1]]), run(nodes)))
     except KeyError as error:
         return wrong(f"Run piece by piece, something reads {error.args[0]} before it is made.")
     if not same:
-        return wrong("Run piece by piece it gives something else: the order of a write and a read has changed.")
+        return wrong(
+            "Run piece by piece it gives something else: the order of a write and a read has changed."
+        )
     apart = [n for n in body if n.target is operator.getitem and piece_of[n] != piece_of[n.args[0]]]
     if apart:
-        return nearly(f"Every result is right, but a tuple crosses from piece to piece (before {apart[0].name}).")
+        return nearly(
+            f"Every result is right, but a tuple crosses from piece to piece (before {apart[0].name})."
+        )
     numbers = sorted(kinds)
     if any(not kinds[a] and not kinds[b] for a, b in zip(numbers, numbers[1:])):
         return nearly("Every result is right, but two pieces side by side could be one.")

@@ -36,10 +36,18 @@ def scan(
         known.add(name if done else "")
         height = int(row.piece) if done else 0
         ax.bar(
-            place, 0.84, width=0.84, bottom=height - 0.42, hatch=hatch if done else "", label=label, linewidth=0.6, **look
+            place,
+            0.84,
+            width=0.84,
+            bottom=height - 0.42,
+            hatch=hatch if done else "",
+            label=label,
+            linewidth=0.6,
+            **look,
         )
     ax.set_xticks(range(len(frame)), list(frame["operator"]), rotation=55, ha="right", fontsize=8.5)
     ax.set_yticks(range(int(frame["piece"].max()) + 1))
+    ax.set_xlim(-0.7, len(frame) - 0.3)
     ax.set_ylim(-0.7, frame["piece"].max() + 0.7)
     ax.set_ylabel("number of the piece")
     ax.set_xlabel("nodes of the graph, in order")

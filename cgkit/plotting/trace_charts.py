@@ -27,7 +27,12 @@ def traces_by_call(frame: pd.DataFrame, about: About | None = None, *, ax: Axes 
         rows = frame[frame["way"] == way]
         lift = 0.07 * (number - (len(ways) - 1) / 2)  # so that equal lines do not hide each other
         colour = style.SERIES[number % len(style.SERIES)]
-        look = {"color": colour, "linestyle": _LINES[number % 4], "marker": _MARKERS[number % 4], "markersize": 5}
+        look = {
+            "color": colour,
+            "linestyle": _LINES[number % 4],
+            "marker": _MARKERS[number % 4],
+            "markersize": 5,
+        }
         last = int(rows["graphs"].iloc[-1])
         ax.step(rows["call"], rows["graphs"] + lift, where="post", label=f"{way}: {last}", **look)
         wrong = rows[~rows["agrees"]]
@@ -54,7 +59,9 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
         colour = style.SERIES[number % len(style.SERIES)]
         look = {"color": colour, "linestyle": _LINES[number % 4], "marker": _MARKERS[number % 4]}
         ax.plot(rows["layers"], rows["us"], label=str(way), **look)
-        ax.fill_between(rows["layers"], rows["low_us"], rows["high_us"], color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(
+            rows["layers"], rows["low_us"], rows["high_us"], color=colour, alpha=0.15, linewidth=0
+        )
     ax.set_xlabel("layers")
     ax.set_ylabel("us a call, the graph itself empty")
     ax.set_ylim(0)

@@ -670,8 +670,9 @@ check("02-1", ...)
 
 # %%
 from cgkit.exercises import nb02
+from cgkit.exercises.source import source_of
 
-print(nb02.source_of(nb02.Small), *nb02.CHANGES, sep="\n")
+print(source_of(nb02.Small), *nb02.CHANGES, sep="\n")
 
 # %%
 question("02-2")
@@ -683,7 +684,7 @@ check("02-2", ...)
 # **3 · Repair a model that has one size** (section 5)
 
 # %%
-print(question("02-3"), nb02.source_of(nb02.OneSize), sep="\n\n")
+print(question("02-3"), source_of(nb02.OneSize), sep="\n\n")
 
 # %%
 check("02-3", ...)
@@ -692,7 +693,7 @@ check("02-3", ...)
 # **4 · Put the guards back, those that matter** (sections 2 and 5)
 
 # %%
-print(question("02-4"), nb02.source_of(nb02.LongOrShort), sep="\n\n")
+print(question("02-4"), source_of(nb02.LongOrShort), sep="\n\n")
 
 # %%
 check("02-4", ...)
@@ -701,7 +702,7 @@ check("02-4", ...)
 # **5 · The dispatcher, by your own hand** (section 3)
 
 # %%
-print(question("02-5"), nb02.source_of(nb02.Switch), sep="\n\n")
+print(question("02-5"), source_of(nb02.Switch), sep="\n\n")
 
 # %%
 check("02-5", ...)
