@@ -242,12 +242,14 @@ class ThreeWays(nn.Module):
 @exercise(
     "02-4",
     question=(
-        "Put the guards back, but only those on sizes. Write guarded(model): a function of x of shape (tokens, 8), 2 "
-        "tokens or more, that gives what the model gives, and calls cgkit.trace only for a call that breaks the dropped "
-        "guards of every trace so far. Models: cgkit.exercises.nb02.LongOrShort, and another one. Answer with guarded."
+        "Put the guards back, but only those on sizes. Write guarded(model): a function of x of shape (tokens, "
+        "8), 2 tokens or more, that gives what the model gives, and calls cgkit.trace only for a call that breaks "
+        "the dropped guards of every trace so far. Models: cgkit.exercises.nb02.LongOrShort, and another one. "
+        "Answer with guarded."
     ),
     hints=(
-        "Keep a list of traces. traced.dropped_guards are texts such as 's77 <= 16'; eval(text, {'s77': 9}) is a bool.",
+        "Keep a list of traces. traced.dropped_guards are texts such as 's77 <= 16'; eval(text, {'s77': 9}) is a "
+        "bool.",
         "The symbol's name is the shape[0] of the input whose kind is 'argument', in traced.inputs.",
     ),
 )
@@ -295,14 +297,15 @@ class Switch(nn.Module):
     question=(
         "Write the article's dispatcher yourself: without_guards(model, x) compiles model.forward once "
         "(torch.compile, fullgraph=True, backend='eager'), catches the bytecode in a hook "
-        "(cgkit.torch_hooks.register_bytecode_hook, .remove() afterwards), and returns a function of x that runs this "
-        "bytecode on the model. No guard may be asked, and the class must be left as it was. Answer with without_guards."
+        "(cgkit.torch_hooks.register_bytecode_hook, .remove() afterwards), and returns a function of x that runs "
+        "this bytecode on the model. No guard may be asked, and the class must be left as it was. Answer with "
+        "without_guards."
     ),
     hints=(
         "The hook is called as hook(old_code, new_code). It sees every compilation: keep yours alone "
         "(old_code is type(model).forward.__code__).",
-        "types.FunctionType(code, forward.__globals__) makes a function of the bytecode; call it with the model and x. "
-        "Then the class need not be touched at all.",
+        "types.FunctionType(code, forward.__globals__) makes a function of the bytecode; call it with the model "
+        "and x. Then the class need not be touched at all.",
     ),
 )
 def write_the_dispatcher(answer: Any) -> Verdict:

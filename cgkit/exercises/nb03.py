@@ -35,7 +35,7 @@ def _scale(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 #: What the operators of these models do, by name.
-IMPLEMENTATIONS = {"attend": _attend, "mix": _mix, "scale": _scale}
+IMPLEMENTATIONS: dict[str, Callable[..., None]] = {"attend": _attend, "mix": _mix, "scale": _scale}
 
 
 def operators() -> None:
@@ -109,14 +109,14 @@ def _split(model: nn.Module, ops: Any) -> Any:
 @exercise(
     "03-1",
     question=(
-        "cgkit.exercises.nb03.Hybrid is cut at nb03::attend and nb03::mix. How many pieces are there, how many of them are "
-        "capturable, and how many of the capturable ones are different? Answer with a dict: "
-        "{'pieces': ..., 'capturable': ..., 'different': ...}."
+        "cgkit.exercises.nb03.Hybrid is cut at nb03::attend and nb03::mix. How many pieces are there, how many of "
+        "them are capturable, and how many of the capturable ones are different? Answer with a dict: {'pieces': "
+        "..., 'capturable': ..., 'different': ...}."
     ),
     hints=(
         "A capturable piece in the middle is the end of one layer and the beginning of the next.",
-        "Write down for each gap: which epsilon does the layer before it have, and is there a norm after it? The first "
-        "and the last piece are no gaps.",
+        "Write down for each gap: which epsilon does the layer before it have, and is there a norm after it? The "
+        "first and the last piece are no gaps.",
     ),
 )
 def predict_the_pieces(answer: Any) -> Verdict:
@@ -140,9 +140,9 @@ def predict_the_pieces(answer: Any) -> Verdict:
 @exercise(
     "03-2",
     question=(
-        "cgkit.exercises.nb03.ThreeOperators calls nb03::attend, nb03::mix and nb03::scale. Read what they do, and "
-        "choose where to cut, so that a recorded step is right at every length and has no more pieces than it needs. Answer "
-        "with the list for splitting_ops."
+        "cgkit.exercises.nb03.ThreeOperators calls nb03::attend, nb03::mix and nb03::scale. Read what they do, "
+        "and choose where to cut, so that a recorded step is right at every length and has no more pieces than it "
+        "needs. Answer with the list for splitting_ops."
     ),
     hints=(
         "Which of the three would do something else at the next step for tensors of the same shape?",
@@ -186,7 +186,7 @@ class _Watched:
     def __init__(self, split: Any) -> None:
         self.pieces = split.pieces
         self.given = {name: Value(name) for name in split.inputs}
-        self.returned = [node for node in split.outputs]
+        self.returned = list(split.outputs)
         self.alive: weakref.WeakValueDictionary[str, Value] = weakref.WeakValueDictionary()
         self.mistake = self.leak = ""
         self.ran: list[int] = []
@@ -214,10 +214,11 @@ class _Watched:
 @exercise(
     "03-3",
     question=(
-        "Write what stitches the pieces together: run_all(steps, values, returned). steps are in order, each with .inputs, "
-        ".outputs (names) and .run(*values) -> tuple. values is a dict of the graph's inputs by name, returned a list of "
-        "names. Return the list of returned values, and hold no value longer than somebody needs it (when a step runs, "
-        "values that neither it, nor a later one, nor the caller needs must be gone). Answer with run_all."
+        "Write what stitches the pieces together: run_all(steps, values, returned). steps are in order, each with "
+        ".inputs, .outputs (names) and .run(*values) -> tuple. values is a dict of the graph's inputs by name, "
+        "returned a list of names. Return the list of returned values, and hold no value longer than somebody "
+        "needs it (when a step runs, values that neither it, nor a later one, nor the caller needs must be gone). "
+        "Answer with run_all."
     ),
     hints=(
         "Go through the steps once beforehand, and note for each name the last step that takes it.",
@@ -263,14 +264,15 @@ class Crossed(nn.Module):
 @exercise(
     "03-4",
     question=(
-        "Write content(lines): something hashable that is equal for two pieces exactly if they do the same. lines is what "
-        "split.lines(piece) gives, a list with a line for each node: .name, .role ('weight', 'value', 'number', 'constant', "
-        "'call', 'output'), .operator, .arguments (tuples: where, text of a constant, name of a node or ''), .shape, "
-        ".dtype. Answer with content."
+        "Write content(lines): something hashable that is equal for two pieces exactly if they do the same. lines "
+        "is what split.lines(piece) gives, a list with a line for each node: .name, .role ('weight', 'value', "
+        "'number', 'constant', 'call', 'output'), .operator, .arguments (tuples: where, text of a constant, name "
+        "of a node or ''), .shape, .dtype. Answer with content."
     ),
     hints=(
         "Names differ between layers and mean nothing. What does a name stand for? The place of a line in the list.",
-        "An argument is either a node (take its place) or a constant (take its text). Both, and where it stands, matter.",
+        "An argument is either a node (take its place) or a constant (take its text). Both, and where it stands, "
+        "matter.",
     ),
 )
 def write_the_hash(answer: Any) -> Verdict:
@@ -300,14 +302,16 @@ def write_the_hash(answer: Any) -> Verdict:
 @exercise(
     "03-5",
     question=(
-        "Write split_graph yourself: my_split(graph, is_splitting) takes an fx.Graph and a function of a node, and returns a "
-        "dict: node -> number of its piece, for every node but placeholders and the output. Pieces are run in the "
-        "order of their numbers. Operators to cut at share no piece with others; the results (writes in place included) "
-        "stay the same; an element of a tuple (operator.getitem) is in the piece of its tuple; no two pieces side by "
-        "side without a cut between them. It is tried on random graphs. Answer with my_split."
+        "Write split_graph yourself: my_split(graph, is_splitting) takes an fx.Graph and a function of a node, "
+        "and returns a dict: node -> number of its piece, for every node but placeholders and the output. Pieces "
+        "are run in the order of their numbers. Operators to cut at share no piece with others; the results "
+        "(writes in place included) stay the same; an element of a tuple (operator.getitem) is in the piece of "
+        "its tuple; no two pieces side by side without a cut between them. It is tried on random graphs. Answer "
+        "with my_split."
     ),
     hints=(
-        "One pass in the graph's order, a counter that goes up before and after each operator to cut at, is nearly all.",
+        "One pass in the graph's order, a counter that goes up before and after each operator to cut at, is "
+        "nearly all.",
         "node.target is operator.getitem, and node.args[0] is the node that made the tuple.",
     ),
 )

@@ -5,6 +5,7 @@ For exercise 03-5, where the reader's own way of numbering pieces is tried on th
 
 from __future__ import annotations
 
+import itertools
 import operator
 import random
 from collections.abc import Mapping
@@ -66,7 +67,8 @@ def run(nodes: list[fx.Node]) -> list[torch.Tensor]:
             known[node] = torch.rand(4, 4, generator=torch_state) / 2
             inputs.append(known[node])
         elif node.op == "output":
-            return [*(value.clone() for value in args[0]), *inputs]
+            returned: Any = args[0]
+            return [*(value.clone() for value in returned), *inputs]
         elif node.op == "call_method":
             known[node] = getattr(args[0], str(node.target))(*args[1:])
         else:
@@ -105,6 +107,6 @@ def judge(graph: fx.Graph, piece_of: Mapping[fx.Node, int]) -> Verdict | None:
             f"Every result is right, but a tuple crosses from piece to piece (before {apart[0].name})."
         )
     numbers = sorted(kinds)
-    if any(not kinds[a] and not kinds[b] for a, b in zip(numbers, numbers[1:])):
+    if any(not kinds[a] and not kinds[b] for a, b in itertools.pairwise(numbers)):
         return nearly("Every result is right, but two pieces side by side could be one.")
     return None

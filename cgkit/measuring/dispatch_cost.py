@@ -30,8 +30,8 @@ def dispatch_cost(model: nn.Module, *args: Any, repeats: int = 60, inner: int = 
     timed: the guards, and the bytecode that fetches the weights from the model.
 
     Returns:
-        A row a way: ``way``, ``us`` (median of ``repeats``, each of ``inner`` calls), ``low_us``, ``high_us`` (quartiles),
-        ``guards`` (how many Dynamo made), ``inputs`` (of the graph).
+        A row a way: ``way``, ``us`` (median of ``repeats``, each of ``inner`` calls), ``low_us``, ``high_us``
+        (quartiles), ``guards`` (how many Dynamo made), ``inputs`` (of the graph).
     """
     import pandas as pd
 
@@ -55,7 +55,8 @@ def dispatch_cost(model: nn.Module, *args: Any, repeats: int = 60, inner: int = 
                     run(*args)
                 taken[way].append((time.perf_counter() - start) / inner * 1e6)
     rows = [
-        (way, median(us), *_quartiles(us), len(traced.guards), len(traced.inputs)) for way, us in taken.items()
+        (way, median(us), *_quartiles(us), len(traced.guards), len(traced.inputs))
+        for way, us in taken.items()
     ]
     return pd.DataFrame(rows, columns=["way", "us", "low_us", "high_us", "guards", "inputs"])
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from cgkit import torch_hooks
-from cgkit.config import CompilationConfig, CompilationLevel
+from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode
 from cgkit.errors import CgkitError, TraceError
 from cgkit.pipeline import support_torch_compile
 from cgkit.tracing import trace
@@ -54,13 +54,15 @@ def count_traces(
     import pandas as pd
 
     rows = []
-    calls = [tuple(call) for call in calls]
+    made_calls = [tuple(call) for call in calls]
     for way in ways:
         if way not in WAYS:
             raise CgkitError(f"there is no way {way!r} to trace; there are {', '.join(map(repr, WAYS))}")
         made: list[Any] = []
-        run = _one_trace(model, calls[0], made) if WAYS[way] is None else _guarded(model, made, WAYS[way])
-        for number, call in enumerate(calls, 1):
+        run = (
+            _one_trace(model, made_calls[0], made) if WAYS[way] is None else _guarded(model, made, WAYS[way])
+        )
+        for number, call in enumerate(made_calls, 1):
             with torch.no_grad():
                 agrees = _agrees(run, model, call)
             rows.append((way, number, call[0].shape[0], len(made), agrees))
@@ -109,7 +111,9 @@ def dynamo_runs_by_level(model: nn.Module, calls: Iterable[Sequence[Any]]) -> pd
     calls = [tuple(call) for call in calls]
     for level in CompilationLevel:
         seen: list[Any] = []
-        config = CompilationConfig(level=level, compiler="eager", cudagraph_mode="NONE", splitting_ops=())
+        config = CompilationConfig(
+            level=level, compiler="eager", cudagraph_mode=CUDAGraphMode.NONE, splitting_ops=()
+        )
         fresh = _decorated_copy(model, config)
         hook = torch_hooks.register_bytecode_hook(lambda old, new, seen=seen: seen.append(old))  # type: ignore[misc]
         try:

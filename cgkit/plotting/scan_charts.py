@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
 from cgkit.plotting.style import About, legend_below, put_title, styled
@@ -31,7 +31,10 @@ def scan(
             if row.splitting
             else (style.COMPILED, "", "any other operator")
         )
-        look = {"color": colour if done else "none", "edgecolor": style.INK if done else "#b0b7bf"}
+        look: dict[str, Any] = {
+            "color": colour if done else "none",
+            "edgecolor": style.INK if done else "#b0b7bf",
+        }
         label = name if done and name not in known else None
         known.add(name if done else "")
         height = int(row.piece) if done else 0
@@ -63,7 +66,8 @@ def scan(
 def ways_to_cut(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """What a step is made of for each choice of operators to cut at.
 
-    ``frame``: a row a choice with ``cut at`` (text), ``recorded`` and ``between`` (pieces), ``different`` (of the recorded).
+    ``frame``: a row a choice with ``cut at`` (text), ``recorded`` and ``between`` (pieces), ``different``
+    (of the recorded).
     """
     ax = style.new_axes(ax, 8.4, 1.3 + 0.5 * len(frame))
     places = range(len(frame))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
 from cgkit.plotting.style import About, put_title, styled
@@ -27,7 +27,7 @@ def traces_by_call(frame: pd.DataFrame, about: About | None = None, *, ax: Axes 
         rows = frame[frame["way"] == way]
         lift = 0.07 * (number - (len(ways) - 1) / 2)  # so that equal lines do not hide each other
         colour = style.SERIES[number % len(style.SERIES)]
-        look = {
+        look: dict[str, Any] = {
             "color": colour,
             "linestyle": _LINES[number % 4],
             "marker": _MARKERS[number % 4],
@@ -42,7 +42,7 @@ def traces_by_call(frame: pd.DataFrame, about: About | None = None, *, ax: Axes 
     ax.set_xlabel("tokens of each call, in order")
     ax.set_ylabel("graphs made so far")
     ax.set_ylim(0, frame["graphs"].max() + 0.6)
-    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="y", integer=True)
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     put_title(ax, "each new graph is a compilation while somebody waits", about)
     return ax
@@ -57,7 +57,11 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
     ax = style.new_axes(ax, 7.6, 3.6)
     for number, (way, rows) in enumerate(frame.groupby("way", sort=False)):
         colour = style.SERIES[number % len(style.SERIES)]
-        look = {"color": colour, "linestyle": _LINES[number % 4], "marker": _MARKERS[number % 4]}
+        look: dict[str, Any] = {
+            "color": colour,
+            "linestyle": _LINES[number % 4],
+            "marker": _MARKERS[number % 4],
+        }
         ax.plot(rows["layers"], rows["us"], label=str(way), **look)
         ax.fill_between(
             rows["layers"], rows["low_us"], rows["high_us"], color=colour, alpha=0.15, linewidth=0

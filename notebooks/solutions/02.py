@@ -8,8 +8,8 @@ from torch import nn
 import cgkit
 from cgkit import torch_hooks
 
-# 6 is the first. With dynamic=False each of 6, 1, 3, 8, 2 is a graph. Plain torch.compile makes one for 6, then meets 1,
-# which is always a graph of its own; 3 shows that the size changes, and gets a symbol; 8 and 2 fit it.
+# 6 is the first. With dynamic=False each of 6, 1, 3, 8, 2 is a graph. Plain torch.compile makes one for 6, then meets
+# 1, which is always a graph of its own; 3 shows that the size changes, and gets a symbol; 8 and 2 fit it.
 solution_02_1 = {"dynamic=False": 5, "torch.compile": 3, "cgkit.trace": 1}
 
 solution_02_2 = {

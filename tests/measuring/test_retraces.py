@@ -105,4 +105,7 @@ def test_ways_to_cut_say_their_numbers():
 
     rows = [("nothing", 1, 0, 1), ("attention", 5, 4, 3)]
     ax = scan_charts.ways_to_cut(pd.DataFrame(rows, columns=["cut at", "recorded", "between", "different"]))
-    assert [text.get_text() for text in ax.texts] == ["1 + 0, 1 different to compile", "5 + 4, 3 different to compile"]
+    assert [text.get_text() for text in ax.texts] == [
+        "1 + 0, 1 different to compile",
+        "5 + 4, 3 different to compile",
+    ]
