@@ -12,8 +12,10 @@ from cgkit.plotting import (
     mode_charts,
     padding_charts,
     plan_charts,
+    scan_charts,
     serve_charts,
     start_charts,
+    trace_charts,
 )
 from cgkit.plotting.charts import (
     capture_seconds,
@@ -54,6 +56,7 @@ __all__ = [
     "padding_steps",
     "plan_charts",
     "save",
+    "scan_charts",
     "serve_charts",
     "split_graph",
     "start_charts",
@@ -63,4 +66,5 @@ __all__ = [
     "text_table",
     "timeline",
     "title_of",
+    "trace_charts",
 ]
