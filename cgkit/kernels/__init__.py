@@ -6,7 +6,6 @@ Nothing here imports Triton until a kernel is launched on CUDA, so the package w
 from cgkit.kernels.paged_attention import (
     PagedMetadata,
     attend,
-    attend_fp8,
     paged_attention,
     paged_attention_torch,
     write_kv,
@@ -16,7 +15,6 @@ from cgkit.kernels.paged_attention import (
 __all__ = [
     "PagedMetadata",
     "attend",
-    "attend_fp8",
     "paged_attention",
     "paged_attention_torch",
     "write_kv",

@@ -16,6 +16,8 @@ from torch import Tensor
 from cgkit.torch_hooks import LaunchStream, current_raw_stream, fixed_launch, triton_direct_launch
 
 _INT32_MAX = 2**31 - 1
+#: What :class:`CachedLaunch` is called with: grid, tensors, whole numbers, constants.
+Launch = tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[int, ...], tuple[Any, ...]]
 
 
 class CachedLaunch:

@@ -61,67 +61,36 @@ def attend(
     metadata: PagedMetadata,
     output: Tensor,
     scale: float,
+    output_scale: Tensor | None = None,
 ) -> None:
     """Writes the new keys and values into the cache and attends over it; ``output`` is filled.
 
     On CUDA: one launch if ``metadata.decode_only`` (and each token has a row in ``seq_lens``, which
     then is its request's), else two. Rows of padding become zeros.
 
-    Raises:
-        ServingError: shapes, dtypes or devices do not fit together.
-    """
-    if query.shape[0] == 0:
-        return
-    if not _use_triton(query, key_cache):
-        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
-        write_kv_torch(key, value, key_cache, value_cache, metadata.slot_mapping)
-        paged_attention_torch(query, key_cache, value_cache, metadata, output, scale)
-        return
-    if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
-        _decode()(query, key, value, key_cache, value_cache, metadata, output, scale)
-    else:
-        from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
-
-        check_shapes(query, key, value, key_cache, value_cache, metadata, output)
-        write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
-        paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale)
-
-
-def attend_fp8(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: PagedMetadata,
-    output: Tensor,
-    scale: float,
-    output_scale: Tensor,
-) -> None:
-    """:func:`attend` into an FP8 ``output``: what it computes, over ``output_scale``, saturated at +-448.
-
-    As many launches as without: the row is quantised where it is computed. ``output`` is float8_e4m3fn,
-    ``output_scale`` one float32 number on its device. On a GPU without FP8 (before 8.9) the torch form serves.
+    With ``output_scale`` (one float32 number on its device) ``output`` is float8_e4m3fn: what is computed otherwise,
+    over the scale, saturated at +-448 (the article's "AttnFusionPass"). As many launches as without: a row is
+    quantised where it is computed, written once, in 8 bits, and not read again. On a GPU without FP8 (before 8.9)
+    the torch form serves.
 
     Raises:
         ServingError: shapes, dtypes or devices do not fit together.
     """
     if query.shape[0] == 0:
         return
-    check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
-    if not _use_triton(query, key_cache) or not _has_fp8(query.get_device()):
+    if not _use_triton(query, key_cache, output_scale):
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
         write_kv_torch(key, value, key_cache, value_cache, metadata.slot_mapping)
         paged_attention_torch(query, key_cache, value_cache, metadata, output, scale, output_scale)
         return
-    from cgkit.kernels.triton_attention_fp8 import paged_attention_decode_fp8, paged_attention_prefill_fp8
-
     if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
-        paged_attention_decode_fp8(
-            query, key, value, key_cache, value_cache, metadata, output, scale, output_scale
-        )
+        _decode()(query, key, value, key_cache, value_cache, metadata, output, scale, output_scale)
     else:
-        write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
-        paged_attention_prefill_fp8(query, key_cache, value_cache, metadata, output, scale, output_scale)
+        from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
+
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
+        write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
+        paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale, output_scale)
 
 
 def prepare_attend(
@@ -134,6 +103,7 @@ def prepare_attend(
     output: Tensor,
     scale: float,
     stream: LaunchStream | None,
+    output_scale: Tensor | None = None,
 ) -> tuple[Callable[[], None], ...] | None:
     """:func:`attend` with these very arguments at each call, as callables without arguments, to be called in order.
 
@@ -147,20 +117,22 @@ def prepare_attend(
     """
     if query.shape[0] == 0:
         return None
-    if not _use_triton(query, key_cache):
-        call = partial(attend, query, key, value, key_cache, value_cache, copy.copy(metadata), output, scale)
+    if not _use_triton(query, key_cache, output_scale):
+        kept = copy.copy(metadata)
+        call = partial(attend, query, key, value, key_cache, value_cache, kept, output, scale, output_scale)
         call.how = "torch form, arguments bound"  # type: ignore[attr-defined]
         return (call,)
     if stream is None:
         return None
+    given = query, key, value, key_cache, value_cache, metadata, output, scale, stream, output_scale
     if metadata.decode_only and query.shape[0] <= metadata.seq_lens.shape[0]:
         from cgkit.kernels.triton_decode import prepared_decode
 
-        one = prepared_decode(query, key, value, key_cache, value_cache, metadata, output, scale, stream)
+        one = prepared_decode(*given)
         return None if one is None else (one,)
     from cgkit.kernels.triton_prefill import prepared_prefill
 
-    return prepared_prefill(query, key, value, key_cache, value_cache, metadata, output, scale, stream)
+    return prepared_prefill(*given)
 
 
 def write_kv(
@@ -294,8 +266,7 @@ def check_shapes(
     output: Tensor,
     output_scale: Tensor | None = None,
 ) -> None:
-    """Raises ServingError if the arguments of :func:`attend` (with ``output_scale``: of :func:`attend_fp8`) do not
-    fit together. Reads no values."""
+    """Raises ServingError if the arguments of :func:`attend` do not fit together. Reads no values."""
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     if key.shape != (tokens, kv_heads, head_dim) or value.shape != key.shape:
@@ -348,13 +319,14 @@ def _has_fp8(device_index: int) -> bool:
     return torch.cuda.get_device_capability(device_index) >= (8, 9)
 
 
-def _use_triton(query: Tensor, cache_tensor: Tensor) -> bool:
-    """Triton on CUDA where it is installed and has the dtype; the torch form everywhere else."""
+def _use_triton(query: Tensor, cache_tensor: Tensor, output_scale: Tensor | None = None) -> bool:
+    """Triton on CUDA where it is installed and has the dtypes; the torch form everywhere else."""
     return (
         query.is_cuda
         and query.dtype in _TRITON_DTYPES
         and cache_tensor.shape[3] <= 256
         and _triton_installed()
+        and (output_scale is None or _has_fp8(query.get_device()))
     )
 
 

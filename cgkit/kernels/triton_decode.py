@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cgkit.errors import ServingError
-from cgkit.kernels.launch import CachedLaunch
+from cgkit.kernels.launch import CachedLaunch, Launch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
 from cgkit.kernels.splits import splits_for
 from cgkit.torch_hooks import LaunchStream, current_raw_stream
@@ -150,7 +150,26 @@ def _decode_kernel(
             tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
+@triton.jit
+def _decode_fp8_kernel(
+    query, key, value, output, key_cache, value_cache, block_table, seq_lens, slot_mapping,
+    partial, stats, counters, output_scale,
+    SCALE_LOG2: tl.constexpr, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    O_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """With ``output_scale``, one float32 number. A kernel of its own: the ordinary launch is given nothing more."""
+    _decode_kernel(
+        query, key, value, output, key_cache, value_cache, block_table, seq_lens, slot_mapping,
+        partial, stats, counters,
+        SCALE_LOG2, Q_STRIDE, K_STRIDE, V_STRIDE, O_STRIDE, TABLE_STRIDE, KV_HEADS, GROUP,
+        HEAD_DIM, BLOCK_SIZE, ROWS, DIM, TILE, MIN_CHUNK, SPLITS, output_scale,
+    )  # fmt: skip
+
+
 _launch = CachedLaunch(_decode_kernel, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
+_launch_fp8 = CachedLaunch(_decode_fp8_kernel, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
 
 
 def paged_attention_decode(
@@ -162,16 +181,23 @@ def paged_attention_decode(
     metadata: PagedMetadata,
     output: Tensor,
     scale: float,
+    output_scale: Tensor | None = None,
 ) -> None:
     """Writes the new keys and values and attends, for a batch with one new token a request.
 
     Token i belongs to row i of ``seq_lens``, ``block_table`` and ``slot_mapping``. ``output`` must have
-    contiguous heads. Accumulates in float32; float32 inputs are multiplied in float32, not TF32. Launches
-    on one stream at a time: a divided context is combined through a workspace that all launches share.
+    contiguous heads; it is FP8 where there is an ``output_scale``. Accumulates in float32; float32 inputs
+    are multiplied in float32, not TF32. Launches on one stream at a time: a divided context is combined
+    through a workspace that all launches share.
 
     Raises:
         ServingError: the first launch of a kind that needs a workspace stands inside a recording.
     """
+    if output_scale is not None:
+        check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
+        whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
+        _launch_fp8(*_launch_of(*whole, key_cache, value_cache, metadata, output, scale, output_scale))
+        return
     table, slots = metadata.block_table, metadata.slot_mapping
     layout = (
         query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype, value.shape,
@@ -204,8 +230,9 @@ def _launch_and_plan(
     metadata: PagedMetadata, output: Tensor, scale: float,
 ) -> tuple[Any, ...] | None:  # fmt: skip
     whole = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
-    grid, tensors, workspace, constants = _launch_of(*whole, key_cache, value_cache, metadata, output, scale)
-    _launch(grid, tensors, (), constants)
+    grid, tensors, numbers, constants = _launch_of(*whole, key_cache, value_cache, metadata, output, scale)
+    _launch(grid, tensors, numbers, constants)
+    workspace = tensors[-3:] if grid[2] > 1 else ()
     direct = _launch.prepared(tensors, constants)
     if direct is None or whole[0] is not query or whole[1] is not key or whole[2] is not value:
         return None
@@ -214,24 +241,36 @@ def _launch_and_plan(
 
 def _launch_of(
     query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
-    metadata: PagedMetadata, output: Tensor, scale: float,
-) -> tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[Tensor, ...], tuple[Any, ...]]:  # fmt: skip
-    """Grid, tensors, those of them that are workspace, and constants; heads lie one after the other."""
+    metadata: PagedMetadata, output: Tensor, scale: float, output_scale: Tensor | None = None,
+) -> Launch:  # fmt: skip
+    """The launch of ``_launch``, or with ``output_scale`` of ``_launch_fp8``; heads lie one after the other."""
     batch, heads, head_dim = query.shape
     kv_heads, block_size, table = key_cache.shape[2], key_cache.shape[1], metadata.block_table
     group = heads // kv_heads
     rows, dim = max(16, power_of_2(group)), max(16, power_of_2(head_dim))
     splits = num_splits(batch * kv_heads, table.shape[1] * block_size, query.get_device())
-    workspace = _workspace(query.device, rows, dim) if splits > 1 else ()
+    workspace = _workspace(query.device, rows, dim) if splits > 1 else (output, output, output)
     tensors = (
         query, key, value, output, key_cache, value_cache, table, metadata.seq_lens, metadata.slot_mapping,
-        *(workspace or (output, output, output)),
+        *workspace,
     )  # fmt: skip
     constants = (
         scale * LOG2_E, *map(row_stride, (query, key, value)), row_stride(output), table.stride(0), kv_heads,
-        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits, None,
+        group, head_dim, block_size, rows, dim, TILE, MIN_CHUNK, splits,
     )  # fmt: skip
-    return (batch, kv_heads, splits), tensors, workspace, constants
+    return (batch, kv_heads, splits), *with_scale(tensors, (), constants, output_scale)
+
+
+def with_scale(
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    output_scale: Tensor | None,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...], tuple[Any, ...]]:
+    """Arguments of a kernel that takes the scale among its tensors, or of one that has None behind its constants."""
+    if output_scale is None:
+        return tensors, numbers, (*constants, None)
+    return (*tensors, output_scale), numbers, constants
 
 
 def prepared_decode(
@@ -244,18 +283,18 @@ def prepared_decode(
     output: Tensor,
     scale: float,
     stream: LaunchStream,
+    output_scale: Tensor | None = None,
 ) -> Callable[[], None] | None:
     """:func:`paged_attention_decode` with these very tensors at each call; None where it cannot be prepared.
 
     Launches once. What the tensors hold may change, and where they lie may not.
     """
-    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
     if any(with_whole_heads(tensor) is not tensor for tensor in (query, key, value)):
         return None  # they are copied at each step
-    grid, tensors, _, constants = _launch_of(
-        query, key, value, key_cache, value_cache, metadata, output, scale
-    )
-    return _launch.fixed(grid, tensors, (), constants, stream)
+    launch = _launch if output_scale is None else _launch_fp8
+    given = query, key, value, key_cache, value_cache, metadata, output, scale, output_scale
+    return launch.fixed(*_launch_of(*given), stream)
 
 
 def num_splits(programs: int, max_context: int, device_index: int) -> int:

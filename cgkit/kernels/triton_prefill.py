@@ -8,7 +8,6 @@ other in the batch, and which request a program works for is found on the device
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
@@ -16,9 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from cgkit.errors import ServingError
-from cgkit.kernels.launch import CachedLaunch
+from cgkit.kernels.launch import CachedLaunch, Launch
 from cgkit.kernels.paged_attention import PagedMetadata, check_shapes
-from cgkit.kernels.triton_decode import LOG2_E, as_output, power_of_2, row_stride, with_whole_heads
+from cgkit.kernels.triton_decode import (
+    LOG2_E,
+    as_output,
+    power_of_2,
+    row_stride,
+    with_scale,
+    with_whole_heads,
+)
 from cgkit.torch_hooks import LaunchStream
 
 #: Rows of query heads a program holds, and positions of the context it reads at a time.
@@ -113,11 +119,26 @@ def _prefill_kernel(
     tl.store(out_at, as_output(acc / total[:, None], query, output, output_scale), mask=in_row)
 
 
+@triton.jit(do_not_specialize=["tokens", "requests"])
+def _prefill_fp8_kernel(
+    query, output, key_cache, value_cache, block_table, seq_lens, query_start_loc, output_scale,
+    tokens, requests,
+    SCALE_LOG2: tl.constexpr, Q_STRIDE: tl.constexpr, O_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """With ``output_scale``, one float32 number; as the decode kernel has it."""
+    _prefill_kernel(
+        query, output, key_cache, value_cache, block_table, seq_lens, query_start_loc,
+        tokens, requests,
+        SCALE_LOG2, Q_STRIDE, O_STRIDE, TABLE_STRIDE, KV_HEADS, GROUP, PADDED_GROUP, HEAD_DIM,
+        BLOCK_SIZE, ROWS, DIM, TILE, output_scale,
+    )  # fmt: skip
+
+
 _launch_write = CachedLaunch(_write_kernel, num_warps=4)
 _launch_prefill = CachedLaunch(_prefill_kernel, num_warps=4, num_stages=2)
-
-
-Launch = tuple[tuple[int, int, int], tuple[Tensor, ...], tuple[int, ...], tuple[Any, ...]]
+_launch_prefill_fp8 = CachedLaunch(_prefill_fp8_kernel, num_warps=4, num_stages=2)
 
 
 def write_kv_triton(
@@ -149,14 +170,18 @@ def paged_attention_prefill(
     metadata: PagedMetadata,
     output: Tensor,
     scale: float,
+    output_scale: Tensor | None = None,
 ) -> None:
     """The Triton form of :func:`cgkit.kernels.paged_attention`, for any mix of lengths; one launch.
+
+    With ``output_scale`` (one float32 number) ``output`` is FP8.
 
     Raises:
         ServingError: more than 64 query heads share one KV head.
     """
     query = with_whole_heads(query)
-    _launch_prefill(*_prefill_of(query, key_cache, value_cache, metadata, output, scale))
+    launch = _launch_prefill if output_scale is None else _launch_prefill_fp8
+    launch(*_prefill_of(query, key_cache, value_cache, metadata, output, scale, output_scale))
 
 
 def _prefill_of(
@@ -166,6 +191,7 @@ def _prefill_of(
     metadata: PagedMetadata,
     output: Tensor,
     scale: float,
+    output_scale: Tensor | None,
 ) -> Launch:
     tokens, heads, head_dim = query.shape
     block_size, kv_heads, table = key_cache.shape[1], key_cache.shape[2], metadata.block_table
@@ -177,16 +203,13 @@ def _prefill_of(
     rows = max(rows, padded_group)
     # Real requests have at least one token each, so rows beyond the number of tokens are padding.
     requests = min(metadata.seq_lens.shape[0], tokens)
-    return (
-        (tokens * padded_group // rows + requests + 1, kv_heads, 1),
-        (query, output, key_cache, value_cache, table, metadata.seq_lens, metadata.query_start_loc),
-        (tokens, requests),
-        (
-            scale * LOG2_E, row_stride(query), row_stride(output), table.stride(0),
-            kv_heads, group, padded_group, head_dim, block_size, rows, max(16, power_of_2(head_dim)), tile,
-            None,
-        ),
+    grid = (tokens * padded_group // rows + requests + 1, kv_heads, 1)
+    tensors = (query, output, key_cache, value_cache, table, metadata.seq_lens, metadata.query_start_loc)
+    constants = (
+        scale * LOG2_E, row_stride(query), row_stride(output), table.stride(0),
+        kv_heads, group, padded_group, head_dim, block_size, rows, max(16, power_of_2(head_dim)), tile,
     )  # fmt: skip
+    return grid, *with_scale(tensors, (tokens, requests), constants, output_scale)
 
 
 def prepared_prefill(
@@ -199,16 +222,17 @@ def prepared_prefill(
     output: Tensor,
     scale: float,
     stream: LaunchStream,
+    output_scale: Tensor | None = None,
 ) -> tuple[Callable[[], None], ...] | None:
     """The write and the attention with these very tensors at each call; None where they cannot be prepared.
 
     Launches both once. What the tensors hold may change, and where they lie may not.
     """
-    check_shapes(query, key, value, key_cache, value_cache, metadata, output)
+    check_shapes(query, key, value, key_cache, value_cache, metadata, output, output_scale)
     if any(with_whole_heads(tensor) is not tensor for tensor in (query, key, value)):
         return None  # they are copied at each step
     write = _launch_write.fixed(*_write_of(key, value, key_cache, value_cache, metadata.slot_mapping), stream)
-    attention = _launch_prefill.fixed(
-        *_prefill_of(query, key_cache, value_cache, metadata, output, scale), stream
-    )
+    launch = _launch_prefill if output_scale is None else _launch_prefill_fp8
+    given = query, key_cache, value_cache, metadata, output, scale, output_scale
+    attention = launch.fixed(*_prefill_of(*given), stream)
     return None if write is None or attention is None else (write, attention)

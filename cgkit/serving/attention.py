@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cgkit.errors import ServingError
 from cgkit.forward_context import get_forward_context
-from cgkit.kernels import attend, attend_fp8
+from cgkit.kernels import attend
 from cgkit.kernels.paged_attention import prepare_attend
 from cgkit.serving.kv_cache import NULL_BLOCK, blocks_needed
 from cgkit.splitting import register_op
@@ -62,6 +62,18 @@ def unified_attention_with_output(
         ServingError: the metadata has no cache for ``layer_name``, or shapes do not fit.
         CgkitError: no forward context is set.
     """
+    _attend(query, key, value, output, scale, layer_name)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    scale: float,
+    layer_name: str,
+    output_scale: Tensor | None = None,
+) -> None:
     metadata = get_forward_context().attn_metadata
     if metadata is None:
         output.zero_()
@@ -69,15 +81,11 @@ def unified_attention_with_output(
     try:
         key_cache, value_cache = metadata.kv_caches[layer_name]
     except KeyError:
-        raise _no_cache(layer_name, metadata) from None
-    attend(query, key, value, key_cache, value_cache, metadata, output, scale)
-
-
-def _no_cache(layer_name: str, metadata: AttentionMetadata) -> ServingError:
-    return ServingError(
-        f"no KV cache for layer {layer_name!r}; there are caches for {list(metadata.kv_caches)}: "
-        "build PagedKVCache with layer_names=[...] as in the model"
-    )
+        raise ServingError(
+            f"no KV cache for layer {layer_name!r}; there are caches for {list(metadata.kv_caches)}: "
+            "build PagedKVCache with layer_names=[...] as in the model"
+        ) from None
+    attend(query, key, value, key_cache, value_cache, metadata, output, scale, output_scale)
 
 
 def _prepare_attention(
@@ -88,15 +96,18 @@ def _prepare_attention(
     output: Tensor,
     scale: float,
     layer_name: str,
+    output_scale: Tensor | None = None,
 ) -> Sequence[Callable[[], None]] | None:
-    """:func:`unified_attention_with_output` for a replay plan: the layer's cache and the step's buffers in place."""
+    """Either operator for a replay plan: the layer's cache and the step's buffers in place."""
     metadata = coming.metadata
     caches = getattr(metadata, "kv_caches", None)
     if type(caches) is not dict or layer_name not in caches:
         return None  # the operator says what is wrong; and nobody looks into another mapping for a cache made anew
     coming.fixed("decode_only")
     key_cache, value_cache = caches[layer_name]
-    return prepare_attend(query, key, value, key_cache, value_cache, metadata, output, scale, coming.stream)
+    return prepare_attend(
+        query, key, value, key_cache, value_cache, metadata, output, scale, coming.stream, output_scale
+    )
 
 
 register_op(
@@ -120,20 +131,13 @@ def unified_attention_with_fp8_output(
     """:func:`unified_attention_with_output` whose ``output`` is FP8: what it computes, over ``output_scale`` (one
     float32 number), saturated. A graph pass puts it in the place of attention and quantisation.
 
-    As many launches as attention alone, and no buffer in the model's type: :func:`cgkit.kernels.attend_fp8`.
+    As many launches as attention alone, and no buffer in the model's type: :func:`cgkit.kernels.attend` with its
+    ``output_scale``.
 
     Raises:
         ServingError: as there; or shapes, types or devices do not fit.
     """
-    metadata = get_forward_context().attn_metadata
-    if metadata is None:
-        output.zero_()
-        return
-    try:
-        key_cache, value_cache = metadata.kv_caches[layer_name]
-    except KeyError:
-        raise _no_cache(layer_name, metadata) from None
-    attend_fp8(query, key, value, key_cache, value_cache, metadata, output, scale, output_scale)
+    _attend(query, key, value, output, scale, layer_name, output_scale)
 
 
 register_op(
@@ -141,6 +145,7 @@ register_op(
     unified_attention_with_fp8_output,
     mutates_args=["output"],
     lookup_args=["layer_name"],
+    prepare=_prepare_attention,
 )
 
 

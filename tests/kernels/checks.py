@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from cgkit.kernels.triton_attention_fp8 import paged_attention_decode_fp8, paged_attention_prefill_fp8
 from cgkit.kernels.triton_decode import paged_attention_decode
 from cgkit.kernels.triton_prefill import paged_attention_prefill, write_kv_triton
 from tests.kernels import fp8_attention
-from tests.kernels.cases import Case, arguments, assert_right, make_case
+from tests.kernels.cases import arguments, assert_right, make_case
 
 #: name -> (lengths, keyword arguments of make_case)
 DECODE = {
@@ -30,11 +29,10 @@ PREFILL = {
 }
 
 
-def prefill(case: Case) -> None:
+def prefill(query, key, value, key_cache, value_cache, metadata, output, scale, output_scale=None) -> None:
     """Both launches of a batch of any lengths."""
-    query, key, value, key_cache, value_cache, metadata, output, scale = arguments(case)
     write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
-    paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale)
+    paged_attention_prefill(query, key_cache, value_cache, metadata, output, scale, output_scale)
 
 
 def run_decode(name: str, dtype: torch.dtype, device: str) -> None:
@@ -47,7 +45,7 @@ def run_decode(name: str, dtype: torch.dtype, device: str) -> None:
 def run_prefill(name: str, dtype: torch.dtype, device: str) -> None:
     new, lengths, options = PREFILL[name]
     case = make_case(new, lengths, dtype=dtype, device=device, **options)
-    prefill(case)
+    prefill(*arguments(case))
     assert_right(case)
 
 
@@ -56,7 +54,7 @@ def run_decode_fp8(
 ) -> None:
     lengths, options = DECODE[name]
     case = make_case([1] * len(lengths), lengths, dtype=dtype, device=device, **options)
-    fp8_attention.check(case, scale, paged_attention_decode, paged_attention_decode_fp8, carried)
+    fp8_attention.check(case, scale, paged_attention_decode, carried)
 
 
 def run_prefill_fp8(
@@ -64,11 +62,4 @@ def run_prefill_fp8(
 ) -> None:
     new, lengths, options = PREFILL[name]
     case = make_case(new, lengths, dtype=dtype, device=device, **options)
-
-    def quantised(query, key, value, key_cache, value_cache, metadata, output, softmax_scale, output_scale):
-        write_kv_triton(key, value, key_cache, value_cache, metadata.slot_mapping)
-        paged_attention_prefill_fp8(
-            query, key_cache, value_cache, metadata, output, softmax_scale, output_scale
-        )
-
-    fp8_attention.check(case, scale, lambda *given: prefill(case), quantised, carried)
+    fp8_attention.check(case, scale, prefill, carried)

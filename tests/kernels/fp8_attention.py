@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cgkit.errors import ServingError
+from cgkit.kernels import attend
 from cgkit.kernels.fused_torch import FP8, FP8_MAX
 from tests.kernels.cases import TOLERANCE, Case, arguments, assert_caches, assert_right
 from tests.kernels.fused_checks import FP8_LEAST, FP8_RELATIVE
@@ -18,17 +20,17 @@ def nearest(wide):
     return wide.clamp(-FP8_MAX, FP8_MAX).float().to(FP8).double()
 
 
-def check(case: Case, scale: float, ordinary, quantised, carried=lambda got, right: got) -> None:
-    """Runs ``ordinary`` (:func:`cgkit.kernels.attend`'s arguments) and ``quantised`` (the output's scale behind them).
+def check(case: Case, scale: float, attention, carried=lambda got, right: got) -> None:
+    """Runs ``attention`` (:func:`cgkit.kernels.attend`'s arguments) without and with a scale of the output.
 
     ``carried(got, right)`` may take out what is known to be wrong with a machine's conversion.
     """
-    ordinary(*arguments(case))
+    attention(*arguments(case))
     assert_right(case)
     output = torch.full(case.query.shape, 0x7F, dtype=torch.uint8, device=case.query.device).view(FP8)  # NaN
     given = list(arguments(case))
     given[6] = output
-    quantised(*given, torch.tensor(scale, device=output.device))
+    attention(*given, torch.tensor(scale, device=output.device))
     assert_caches(case)
 
     apart = case.output.cpu().double() / scale
@@ -47,15 +49,13 @@ def check(case: Case, scale: float, ordinary, quantised, carried=lambda got, rig
         assert got.abs().max() == FP8_MAX  # something was too large, and saturated
 
 
-def check_refusals(attend_fp8, case: Case) -> None:
+def check_refusals(case: Case) -> None:
     """What does not fit is refused by name."""
-    from cgkit.errors import ServingError
-
     scale = torch.tensor(0.01, device=case.query.device)
     given = list(arguments(case))
     with pytest.raises(ServingError, match=r"output is torch\..*must be torch.float8_e4m3fn"):
-        attend_fp8(*given, scale)
+        attend(*given, scale)
     given[6] = torch.empty(case.query.shape, dtype=FP8, device=case.query.device)
     for wrong in (scale.double(), torch.ones(2, device=scale.device), torch.empty((), device="meta")):
         with pytest.raises(ServingError, match="must be one float32 number"):
-            attend_fp8(*given, wrong)
+            attend(*given, wrong)

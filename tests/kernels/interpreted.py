@@ -71,7 +71,7 @@ def test_decode_of_random_batches(case: Case) -> None:
 @few
 @given(cases())
 def test_prefill_of_random_batches(case: Case) -> None:
-    prefill(case)
+    prefill(*arguments(case))
     assert_right(case)
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cgkit.errors import ServingError
-from cgkit.kernels import attend, attend_fp8, paged_attention, paged_attention_torch, write_kv, write_kv_torch
+from cgkit.kernels import attend, paged_attention, paged_attention_torch, write_kv, write_kv_torch
 from tests.kernels import fp8_attention
 from tests.kernels.cases import Case, arguments, assert_right, cases, make_case
 
@@ -188,15 +188,15 @@ def test_padding_of_all_rows_gives_zeros_whatever_the_null_block_is_read_for() -
 @settings(max_examples=30, deadline=None)
 @given(cases(), st.sampled_from(fp8_attention.SCALES))
 def test_random_batches_into_fp8(case: Case, scale: float) -> None:
-    fp8_attention.check(case, scale, attend, attend_fp8)
+    fp8_attention.check(case, scale, attend)
 
 
 @pytest.mark.parametrize("scale", fp8_attention.SCALES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_into_fp8(dtype: torch.dtype, scale: float) -> None:
     case = make_case(**MIXED, dtype=dtype, head_dim=64, kv_heads=3, group=3, padded_tokens=2)
-    fp8_attention.check(case, scale, attend, attend_fp8)
+    fp8_attention.check(case, scale, attend)
 
 
 def test_what_does_not_fit_fp8_is_refused() -> None:
-    fp8_attention.check_refusals(attend_fp8, make_case(**MIXED))
+    fp8_attention.check_refusals(make_case(**MIXED))

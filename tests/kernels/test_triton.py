@@ -55,10 +55,10 @@ def test_attention_into_fp8_on_cuda(dtype: torch.dtype, scale: float) -> None:
 @many
 @given(cases(device="cuda", dtype=torch.bfloat16), st.sampled_from(SCALES))
 def test_random_batches_into_fp8_on_cuda(case: Case, scale: float) -> None:
-    from cgkit.kernels import attend, attend_fp8
+    from cgkit.kernels import attend
 
     case.key_cache[0] = case.value_cache[0] = 0
-    check(case, scale, attend, attend_fp8)
+    check(case, scale, attend)
 
 
 def kernels_of(step) -> list[str]:
@@ -75,18 +75,18 @@ def kernels_of(step) -> list[str]:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("new", "launches"), [([1, 1, 1], 1), ([3, 1, 1], 2)])
 def test_attention_into_fp8_starts_as_many_kernels_as_attention(new: list[int], launches: int) -> None:
-    from cgkit.kernels import attend, attend_fp8
+    from cgkit.kernels import attend
 
     case = make_case(new, [900, 5, 300], group=4, head_dim=64, dtype=torch.bfloat16, device="cuda")
     output, scale = torch.empty_like(case.query, dtype=FP8), torch.tensor(0.01, device="cuda")
     given = [*arguments(case)[:6], output, case.scale, scale]
     assert len(kernels_of(lambda: attend(*arguments(case)))) == launches
-    assert len(kernels_of(lambda: attend_fp8(*given))) == launches
+    assert len(kernels_of(lambda: attend(*given))) == launches
 
 
 @pytest.mark.gpu
 def test_a_recorded_decode_into_fp8_serves_other_lengths_with_the_same_bits() -> None:
-    from cgkit.kernels import attend_fp8
+    from cgkit.kernels import attend
 
     case = make_case(
         [1, 1, 1], [900, 5, 300], kv_heads=1, group=4, head_dim=64, device="cuda", dtype=torch.bfloat16,
@@ -94,16 +94,16 @@ def test_a_recorded_decode_into_fp8_serves_other_lengths_with_the_same_bits() ->
     )  # fmt: skip
     output, scale = torch.empty_like(case.query, dtype=FP8), torch.tensor(0.01, device="cuda")
     given = [*arguments(case)[:6], output, case.scale, scale]
-    attend_fp8(*given)
+    attend(*given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        attend_fp8(*given)
+        attend(*given)
     for lengths in ([900, 5, 300], [10, 1, 299]):
         case.metadata.seq_lens[:3] = torch.tensor(lengths, dtype=torch.int32)
         output.view(torch.uint8).fill_(0x7F)
         graph.replay()
         replayed = output.view(torch.uint8).clone()
-        attend_fp8(*given)
+        attend(*given)
         assert torch.equal(replayed, output.view(torch.uint8))
         assert not replayed[3].any()
 

@@ -264,6 +264,8 @@ def test_attention_that_writes_fp8(device):
         split = split_graph(traced, ["cgkit::unified_attention_with_fp8_output"])
         captured = capture(compile_pieces(split, CompilationConfig(compiler="eager")), [4], context=dummy)
     assert len(captured.plans.ready) == 1 and not captured.plans.refused
+    how = "torch form, arguments bound" if device == "cpu" else "cuLaunchKernel"
+    assert set(captured.plans.to_frame()["between"]) == {f"1 x {how}"}
     real = build_metadata([1] * 4, [3, 5, 1, 8], [[1, 2], [3, 4], [1], [2, 3]], 4, device=device)
     real.kv_caches = cache.caches
     for name in ("block_table", "seq_lens", "query_start_loc", "token_to_req", "slot_mapping"):

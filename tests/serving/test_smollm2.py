@@ -73,9 +73,16 @@ def test_greedy_tokens_are_those_of_transformers(
         max_num_batched_tokens=384,
     )
     started = time.perf_counter()
-    runner.capture_model()
+    with events.record(events.PlanBuilt) as plans:
+        runner.capture_model()
     captured = time.perf_counter()
-    assert not replays  # recording runs nothing
+    pieces = loaded.config.num_hidden_layers + 1
+    # Recording runs nothing; then each plan of graphs and operators is held against the module path, once.
+    assert len(plans) == (
+        2 * len(SIZES) - 1 if "PIECEWISE" in mode else 0
+    )  # 384 is no size of a decode batch
+    assert len(replays) == 2 * pieces * len(plans)
+    replays.clear()
     with events.record(events.StepRan) as steps:
         answers = runner.generate(prompts, TOKENS, stop_at_eos=False)
     print(f"\n{mode}: ready in {captured - started:.1f} s; ms a step {milliseconds(steps)}")
@@ -87,7 +94,6 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [step.mode for step in steps] == ([prefill] + [decode] * decodes) * 2
     padded = [step.num_padded_tokens for step in steps if step.kind == "decode"]
     assert padded == [7 if decode == "NONE" else 8] * decodes + [1] * decodes
-    pieces = loaded.config.num_hidden_layers + 1
     graphs = {"NONE": 0, "PIECEWISE": pieces, "FULL": 1}
     assert len(replays) == 2 * graphs[prefill] + 2 * decodes * graphs[decode]
 
