@@ -62,7 +62,9 @@ def four_prints(answer: Any) -> Verdict:
     if off == [4]:
         return nearly("The first three are right. In the last line, does the graph know the new tensor?")
     if off == [3, 4]:
-        return nearly("The first two are right. Is factor read at each replay? And does add_ reach the graph?")
+        return nearly(
+            "The first two are right. Is factor read at each replay? And does add_ reach the graph?"
+        )
     return wrong(f"Not right: print {', '.join(map(str, off))}. Which lines change the recorded memory?")
 
 
@@ -107,7 +109,9 @@ at most max_num_seqs tokens, so graphs for decode alone end at the size to which
 def count_graphs(answer: Callable[..., int]) -> Verdict:
     off = [case for case in _CASES if answer(case[0], list(case[1]), *case[2:]) != num_graphs(*case)]
     if not off:
-        return right(f"Right for all {len(_CASES)} configurations, from no graph to {num_graphs(*_CASES[3])} of them.")
+        return right(
+            f"Right for all {len(_CASES)} configurations, from no graph to {num_graphs(*_CASES[3])} of them."
+        )
     first = off[0]
     layers, sizes, mode, most = first
     said = answer(layers, list(sizes), mode, most)
@@ -117,7 +121,9 @@ def count_graphs(answer: Callable[..., int]) -> Verdict:
             f"Right without a separate decode routine. {shown}: you say {said}. Which sizes can decode have?"
         )
     if len(off) < len(_CASES) / 2:
-        return nearly(f"Right for {len(_CASES) - len(off)} of {len(_CASES)}. Look at {shown}: you say {said}.")
+        return nearly(
+            f"Right for {len(_CASES) - len(off)} of {len(_CASES)}. Look at {shown}: you say {said}."
+        )
     return wrong(f"Off for {len(off)} of {len(_CASES)}, first for {shown}: you say {said}.")
 
 
@@ -154,16 +160,26 @@ def stale_buffer(answer: Callable[..., Any]) -> Verdict:
         answers.append(fast(x))
         at_once.append(answers[-1].clone())
         if len(runs) > prepared:
-            return wrong("function was called again by fast(x): record once, in make_fast, and only replay after that.")
+            return wrong(
+                "function was called again by fast(x): record once, in make_fast, and only replay after that."
+            )
     if not all(torch.equal(one, other) for one, other in zip(at_once, expected)):
         if not any(torch.equal(one, other) for one, other in zip(at_once, expected)):
-            return wrong("fast(x) does not give function(x). Which memory does the graph read, and is x ever in it?")
+            return wrong(
+                "fast(x) does not give function(x). Which memory does the graph read, and is x ever in it?"
+            )
         return nearly("Some answers are right, and not all.")
     if not all(torch.equal(one, other) for one, other in zip(answers, expected)):
-        return nearly("Each answer is right when it comes, and the next call overwrites it: the caller kept all three.")
+        return nearly(
+            "Each answer is right when it comes, and the next call overwrites it: the caller kept all three."
+        )
     if not torch.equal(example, before):
-        return nearly("The answers are right, but the caller's example was overwritten: use a buffer of your own.")
-    return right("Own buffer, copy in, replay, copy out: that is what a captured model does around its graphs.")
+        return nearly(
+            "The answers are right, but the caller's example was overwritten: use a buffer of your own."
+        )
+    return right(
+        "Own buffer, copy in, replay, copy out: that is what a captured model does around its graphs."
+    )
 
 
 # --- 06-4 ------------------------------------------------------------------------------------------------
@@ -209,12 +225,16 @@ def make_recordable(answer: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
         buffer.copy_(x)
         graph.replay()
         if not _close(result, unrecordable(x)):
-            return nearly("It can be recorded, and a replay gives another number than a call: something in it is frozen.")
+            return nearly(
+                "It can be recorded, and a replay gives another number than a call: something in it is frozen."
+            )
     return right("Same shapes for every input, and nothing that the host has to know.")
 
 
 def _close(given: Any, expected: torch.Tensor) -> bool:
-    return isinstance(given, torch.Tensor) and given.shape == expected.shape and torch.allclose(given, expected)
+    return (
+        isinstance(given, torch.Tensor) and given.shape == expected.shape and torch.allclose(given, expected)
+    )
 
 
 # --- 06-5 ------------------------------------------------------------------------------------------------
@@ -247,15 +267,21 @@ def own_wrapper(answer: Callable[..., Any]) -> Verdict:
     for size, x in buffers.items():
         first = wrapped(size, x).clone()
         if first.isnan().any():
-            return nearly("The first answer of a key is NaN: recording computes nothing, so replay once after it.")
+            return nearly(
+                "The first answer of a key is NaN: recording computes nothing, so replay once after it."
+            )
         if not torch.equal(first, x * 2 + 1):
             return wrong(f"The first call with key {size} gave {first.tolist()}, not function(x).")
     if len(runs) != len(buffers):
-        return wrong(f"function was called {len(runs)} times for {len(buffers)} keys: once a key, to record it.")
+        return wrong(
+            f"function was called {len(runs)} times for {len(buffers)} keys: once a key, to record it."
+        )
     for size, x in buffers.items():
         x.add_(3)
         if not torch.equal(wrapped(size, x), x * 2 + 1):
-            return wrong(f"A later call with key {size} did not give function(x): does it replay that key's own graph?")
+            return wrong(
+                f"A later call with key {size} did not give function(x): does it replay that key's own graph?"
+            )
     if len(runs) != len(buffers):
         return wrong("function was called again for a key that was recorded: replay it.")
     held = wrapped(4, buffers[4]).clone()
@@ -263,6 +289,8 @@ def own_wrapper(answer: Callable[..., Any]) -> Verdict:
         wrapped(4, buffers[4] + 100)
     except ValueError:
         if torch.equal(wrapped(4, buffers[4]), held):
-            return right("That is CUDAGraphWrapper without its bookkeeping: one dict, one comparison, one replay.")
+            return right(
+                "That is CUDAGraphWrapper without its bookkeeping: one dict, one comparison, one replay."
+            )
         return wrong("After the refused call the wrapper no longer gives function(x).")
     return nearly("It records and replays, but took an x at another address without a word: the stale input.")

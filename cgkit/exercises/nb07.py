@@ -11,7 +11,11 @@ from cgkit.exercises.core import Verdict, exercise, nearly, right, wrong
 from cgkit.forward_context import BatchDescriptor
 
 #: Steps by number of tokens: a chat service with quiet hours (few requests) and rush hours (40 to 48).
-HISTOGRAM = {**{n: 400 // n for n in range(1, 13)}, **{n: 60 for n in range(22, 28)}, **{n: 90 for n in range(40, 49)}}
+HISTOGRAM = {
+    **{n: 400 // n for n in range(1, 13)},
+    **{n: 60 for n in range(22, 28)},
+    **{n: 90 for n in range(40, 49)},
+}
 BYTES_A_SIZE = 24 * 2**20
 BUDGET_BYTES = 8 * BYTES_A_SIZE
 
@@ -115,7 +119,8 @@ def dispatch(answer: Callable[..., tuple[str, Any]]) -> Verdict:
     for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
         made = _dispatcher(mode, (1, 2, 4, 8, 16), 4)
         full, pieces = (
-            {tuple(key) for key in keys} for kind, keys in sorted(made.cudagraph_keys.items(), key=lambda e: -e[0].value)
+            {tuple(key) for key in keys}
+            for kind, keys in sorted(made.cudagraph_keys.items(), key=lambda e: -e[0].value)
         )
         for size in (1, 4, 8, 16, 32):
             for uniform in (True, False):
@@ -151,17 +156,23 @@ def beat_the_ladder(answer: Sequence[int]) -> Verdict:
     from cgkit.measuring.plan_sizes import plan_capture_sizes, price_sizes
 
     def planned(**more: Any) -> float:
-        return plan_capture_sizes(HISTOGRAM, step_ms, BUDGET_BYTES, memory=BYTES_A_SIZE, **more).expected_step_cost
+        return plan_capture_sizes(
+            HISTOGRAM, step_ms, BUDGET_BYTES, memory=BYTES_A_SIZE, **more
+        ).expected_step_cost
 
     mine = price_sizes(list(answer), HISTOGRAM, step_ms, memory=BYTES_A_SIZE)
     taken = mine.pool_bytes or 0
     if taken > BUDGET_BYTES:
-        return wrong(f"{len(mine.sizes)} sizes take {taken / 2**20:.0f} MiB, and {BUDGET_BYTES / 2**20:.0f} MiB are allowed.")
+        return wrong(
+            f"{len(mine.sizes)} sizes take {taken / 2**20:.0f} MiB, and {BUDGET_BYTES / 2**20:.0f} MiB are allowed."
+        )
     best, bar = planned(), planned(candidates=ladder("article", max(HISTOGRAM)))
     cost = mine.expected_step_cost
     said = f"A step costs {cost:.4f} ms; the ladder's best eight {bar:.4f}, the best list {best:.4f}"
     if cost < bar:
-        return right(f"{said}. {'None is better.' if cost <= best * (1 + 1e-9) else 'There is still a little to gain.'}")
+        return right(
+            f"{said}. {'None is better.' if cost <= best * (1 + 1e-9) else 'There is still a little to gain.'}"
+        )
     if mine.captured_steps < 1:
         return wrong(f"{said}. {1 - mine.captured_steps:.0%} of the steps run without a graph.")
     return nearly(f"{said}. Every step has a graph, but {mine.waste:.1%} of what runs is padding.")

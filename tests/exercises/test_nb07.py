@@ -29,7 +29,12 @@ def test_the_solution_is_right(id):
 @pytest.mark.parametrize(
     ("id", "answer", "outcome", "says"),
     [
-        ("07-1", lambda n, sizes: min((s for s in sizes if s >= n), default=max(sizes)), "nearly", "Above it"),
+        (
+            "07-1",
+            lambda n, sizes: min((s for s in sizes if s >= n), default=max(sizes)),
+            "nearly",
+            "Above it",
+        ),
         ("07-1", lambda n, sizes: min(s for s in sizes if s >= n), "nearly", "Above it"),
         ("07-1", lambda n, sizes: min((s for s in sizes if s > n), default=None), "nearly", "no padding"),
         ("07-1", lambda n, sizes: n, "wrong", "gave 3"),
