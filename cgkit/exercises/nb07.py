@@ -13,8 +13,8 @@ from cgkit.forward_context import BatchDescriptor
 #: Steps by number of tokens: a chat service with quiet hours (few requests) and rush hours (40 to 48).
 HISTOGRAM = {
     **{n: 400 // n for n in range(1, 13)},
-    **{n: 60 for n in range(22, 28)},
-    **{n: 90 for n in range(40, 49)},
+    **dict.fromkeys(range(22, 28), 60),
+    **dict.fromkeys(range(40, 49), 90),
 }
 BYTES_A_SIZE = 24 * 2**20
 BUDGET_BYTES = 8 * BYTES_A_SIZE
@@ -44,7 +44,7 @@ def padded_size(answer: Callable[..., int | None]) -> Verdict:
         for n in range(1, table.largest + 3):
             expected = table.pad_for_cudagraph(n) if table.is_captured(n) else None
             try:
-                given = answer(n, list(sizes))
+                given: Any = answer(n, list(sizes))
             except (ValueError, IndexError) as error:
                 if expected is not None:
                     raise
