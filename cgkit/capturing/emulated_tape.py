@@ -84,9 +84,9 @@ class EmulatedGraph:
         return len(self._tape)
 
     def to_frame(self) -> Any:
-        """A DataFrame, a row a recorded call: ``call``, ``name``, ``outputs`` (shapes), the addresses that it ``reads``,
-        the Python ``numbers`` among its arguments (frozen), and the addresses that it ``writes`` ("in place" where it
-        has no output of its own)."""
+        """A DataFrame, a row a recorded call: ``call``, ``name``, ``outputs`` (shapes), the addresses that it
+        ``reads``, the Python ``numbers`` among its arguments (frozen), and the addresses that it ``writes``
+        ("in place" where it has no output of its own)."""
         import pandas as pd
 
         rows = [

@@ -99,8 +99,8 @@ def num_graphs(layers: int, sizes: tuple[int, ...], mode: str, max_num_seqs: int
     def num_graphs(layers, sizes, mode, max_num_seqs): ...
 
 that gives the number of graphs that capture_model records for a Llama of so many layers, cut at each attention.
-sizes is a list, mode one of "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY" and "FULL_AND_PIECEWISE". Decode batches have
-at most max_num_seqs tokens, so graphs for decode alone end at the size to which that is padded.""",
+sizes is a list, mode one of "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY" and "FULL_AND_PIECEWISE". Decode
+batches have at most max_num_seqs tokens, so graphs for decode alone end at the size to which that is padded.""",
     hints=(
         "One cut a layer: how many pieces does that leave between and around the cuts?",
         "FULL_AND_PIECEWISE: all sizes in pieces, and one whole graph for each size a decode batch can be padded to.",
@@ -132,9 +132,9 @@ def count_graphs(answer: Callable[..., int]) -> Verdict:
 
 @exercise(
     "06-3",
-    question="""make_fast(function, example, platform) shall return a function fast(x) that gives what function(x) gives,
-for any x of the example's shape, by replaying a graph that is recorded once. The one below is wrong twice. The answers must
-stay right when several are kept, and the caller's example must not be changed.""",
+    question="""make_fast(function, example, platform) shall return a function fast(x) that gives what
+function(x) gives, for any x of the example's shape, by replaying a graph that is recorded once. The one below
+is wrong twice. The answers must stay right when several are kept, and the caller's example must not be changed.""",
     hints=(
         "`example = x` gives a name another meaning. Which memory does the graph read?",
         "Record on a buffer of your own, and copy_ each x into it.",

@@ -30,8 +30,8 @@ def step_ms(tokens: int, captured: bool) -> float:
 
 @exercise(
     "07-1",
-    question="""Write padded_size(num_tokens, sizes): the least recorded size that holds num_tokens, or None where the batch is
-larger than all of them. sizes is a list in any order.""",
+    question="""Write padded_size(num_tokens, sizes): the least recorded size that holds num_tokens, or None
+where the batch is larger than all of them. sizes is a list in any order.""",
     hints=(
         "Which sizes hold the batch? The least of those.",
         "A batch that is exactly a recorded size is not padded.",
@@ -81,9 +81,9 @@ def _dispatcher(mode: str, sizes: Sequence[int], max_num_seqs: int) -> Cudagraph
 
 @exercise(
     "07-2",
-    question="""Mode FULL_AND_PIECEWISE, sizes 1, 2, 4, 8, 16, at most 8 requests (so FULL graphs of decode end at 8). For these
-five batches, (tokens, is it a decode batch): (3, True), (3, False), (9, True), (16, False), (20, True): give a list of five
-pairs (mode, size), such as ("FULL", 8). Without a graph: ("NONE", None).""",
+    question="""Mode FULL_AND_PIECEWISE, sizes 1, 2, 4, 8, 16, at most 8 requests (so FULL graphs of decode end
+at 8). For these five batches, (tokens, is it a decode batch): (3, True), (3, False), (9, True), (16, False),
+(20, True): give a list of five pairs (mode, size), such as ("FULL", 8). Without a graph: ("NONE", None).""",
     hints=(
         "First pad, then look: is it decode, and is there a FULL graph of that size?",
         "A decode batch of 9 is padded to 16. FULL graphs end at 8, and PIECEWISE graphs serve any batch.",
@@ -108,10 +108,12 @@ def mode_and_key(answer: Sequence[tuple[str, int | None]]) -> Verdict:
 
 @exercise(
     "07-3",
-    question="""Write dispatch(num_tokens, uniform, full_keys, piecewise_keys). The keys are sets of pairs (size, uniform); num_tokens
-is padded already. Return (mode, key): ("FULL", key), ("PIECEWISE", key) or ("NONE", None), in the article's order.""",
+    question="""Write dispatch(num_tokens, uniform, full_keys, piecewise_keys). The keys are sets of pairs
+(size, uniform); num_tokens is padded already. Return (mode, key): ("FULL", key), ("PIECEWISE", key) or
+("NONE", None), in the article's order.""",
     hints=(
-        "Three look-ups: the exact key in full_keys, the key with uniform=False in full_keys, the same in piecewise_keys.",
+        "Three look-ups: the exact key in full_keys, the key with uniform=False in full_keys, the same in "
+        "piecewise_keys.",
     ),
 )
 def dispatch(answer: Callable[..., tuple[str, Any]]) -> Verdict:
@@ -143,9 +145,9 @@ def dispatch(answer: Callable[..., tuple[str, Any]]) -> Verdict:
 
 @exercise(
     "07-4",
-    question="""Give a list of sizes for the traffic HISTOGRAM of cgkit.exercises.nb07 that fits BUDGET_BYTES (each size takes
-BYTES_A_SIZE) and whose expected step is cheaper than with the best eight sizes out of the article's ladder. How near do you
-come to the best list there is?""",
+    question="""Give a list of sizes for the traffic HISTOGRAM of cgkit.exercises.nb07 that fits BUDGET_BYTES
+(each size takes BYTES_A_SIZE) and whose expected step is cheaper than with the best eight sizes out of the
+article's ladder. How near do you come to the best list there is?""",
     hints=(
         "Eight sizes fit. The largest must hold the largest batch: a step without a graph costs 4 ms more.",
         "Where are batches frequent? A size right at the upper end of each cluster wastes least.",
