@@ -12,6 +12,7 @@ from cgkit import recording
 from cgkit.capturing.emulated_layouts import leaves
 from cgkit.capturing.emulated_pool import EmulatedPool
 from cgkit.errors import CaptureError, ReplayError
+from cgkit.tensor_trees import number_leaves, tensor_leaves
 
 
 class TapedCall(NamedTuple):
@@ -92,17 +93,30 @@ class EmulatedGraph:
         ]
 
     def to_frame(self) -> Any:
-        """A DataFrame, a row a recorded call: ``call``, ``name``, ``outputs`` (shapes)."""
+        """A DataFrame, a row a recorded call: ``call``, ``name``, ``outputs`` (shapes), the addresses that it
+        ``reads``, the Python ``numbers`` among its arguments (frozen), and the addresses that it ``writes``
+        ("in place" where it has no output of its own)."""
         import pandas as pd
 
         rows = [
-            {"call": i, "name": c.name, "outputs": [tuple(o.shape) for o in c.outputs if o is not None]}
+            {
+                "call": i,
+                "name": c.name,
+                "outputs": [tuple(o.shape) for o in c.outputs if o is not None],
+                "reads": _addresses([c.args, c.kwargs]),
+                "numbers": ", ".join(str(number) for _, number in number_leaves([c.args, c.kwargs])),
+                "writes": _addresses(c.outputs) or "in place",
+            }
             for i, c in enumerate(self._tape)
         ]
-        return pd.DataFrame(rows, columns=["call", "name", "outputs"])
+        return pd.DataFrame(rows, columns=["call", "name", "outputs", "reads", "numbers", "writes"])
 
     def __repr__(self) -> str:
         return f"EmulatedGraph({len(self._tape)} recorded calls, emulated)"
+
+
+def _addresses(value: Any) -> str:
+    return ", ".join(hex(tensor.data_ptr()) for _, tensor in tensor_leaves(value))
 
 
 def _put(result: torch.Tensor, output: torch.Tensor, name: str) -> None:
