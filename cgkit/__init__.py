@@ -44,14 +44,15 @@ _WHERE = {
     "measuring.bench_host": "HostTime host_time",
     "measuring.mode_table": "ModeTable capture_modes",
     "measuring.doctor": "doctor",
+    "claims": "claim",
     "pipeline": "support_torch_compile compiled_model capture_model reset",
 }
-_MODULES = ("recordings",)
+_MODULES = ("recordings", "exercises")
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = sorted([*_HOME, *_MODULES])
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers: they run no __getattr__
-    from cgkit import recordings
+    from cgkit import exercises, recordings
     from cgkit.capturing import (  # type: ignore[no-redef]
         CapturedGraphs,
         CaptureSizes,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers: th
         capture,
         get_platform,
     )
+    from cgkit.claims import claim
     from cgkit.compiling import (
         CompiledGraph,
         PiecewiseBackend,
