@@ -111,7 +111,7 @@ blocks_of(platform, pool)
 #
 # How can one hold a tensor without owning its memory? By a **weak output**: a second tensor object over the same
 # addresses that does not count as an owner. cgkit (as vLLM) keeps only these. Three recordings, owned and weak.
-# **What do you expect**: how many bytes does each pool reserve?
+# **What do you expect**: how many bytes are still allocated after each of them?
 
 # %%
 def three_sizes(weak):
@@ -181,7 +181,7 @@ def record(sizes=SIZES, mode="PIECEWISE", **options):
 
 
 captured, ledger = record()
-ledger
+print(f"{captured.num_graphs} graphs recorded: {len(captured.pieces)} pieces at {len(SIZES)} sizes (emulated)")
 
 # %%
 last_only = [wrapper.options.weak_ref_output for wrapper in captured.pieces]
@@ -285,7 +285,7 @@ real = recordings.load(LEDGER, HERE)
 about = recordings.about(LEDGER, HERE)
 ends = real[real["mode"] == "PIECEWISE"].groupby("run", sort=False)["reserved_after_bytes"].last()
 print(f"recorded on {real.attrs['recorded']}\n{ends.map(human_bytes).to_string()}")
-Picture(memory_charts.orders(real, about))
+Picture(memory_charts.orders(real[real["run"] != "first of the process"], about))
 
 # %% [markdown]
 # Both orders end at the same few MiB. Nothing is wrong with the argument; the *granularity* is coarser. PyTorch's CUDA allocator
@@ -431,7 +431,8 @@ compared = predicted.compare(ledger)
 compared[["num_tokens", "predicted_allocated_bytes", "measured_allocated_bytes", "allocated_ratio", "reason"]]
 
 # %%
-recordings.picture("h200-memory-prediction-llama-3.2-1b", memory_charts.prediction, HERE)
+prediction = "h200-memory-prediction-llama-3.2-1b"
+recordings.picture(prediction, lambda frame, about: memory_charts.prediction(frame, about=about), HERE)
 
 # %% [markdown]
 # To the byte, on the emulated pool and, for these pieces, on the GPU too. Where the two differ, the column `reason` says why (mostly temporaries
