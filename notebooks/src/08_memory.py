@@ -106,8 +106,9 @@ blocks_of(platform, pool)
 # ## 2 · Weak outputs
 #
 # The result `out` is what the graph is for; somebody keeps it in order to read it after each replay. If they *own* it, its
-# block stays live, and the next recording needs another. A decode engine records one graph for each size, 1, 2, 4, 8, ...
-# tokens, and in one step only one of them runs. So the results of all sizes may lie in the same memory.
+# block stays live, and the next recording needs another. An engine that generates text runs a *step* for each new token, over all
+# requests at once: 1, 2, 4, 8, ... tokens. A graph is for one size, so it records one for each, and in one step only one of them runs.
+# So the results of all sizes may lie in the same memory.
 #
 # How can one hold a tensor without owning its memory? By a **weak output**: a second tensor object over the same
 # addresses that does not count as an owner. cgkit (as vLLM) keeps only these. Three recordings, owned and weak.
@@ -157,7 +158,7 @@ print("weak at once:", early_value)
 # reads must be owned until *that piece* was recorded. Only the last piece of a step may let go at once. Afterwards all are weak.
 #
 # Now the model that the rest of this notebook uses: a Llama of 4 layers with random weights. Attention stands between the
-# pieces, so 4 layers make 5 pieces to record. It stays on the CPU on any machine: the emulated pool counts to the byte, and a GPU's
+# pieces, so 4 layers make 5 pieces to record (mode PIECEWISE: each piece is a graph of its own). It stays on the CPU on any machine: the emulated pool counts to the byte, and a GPU's
 # allocator takes 2 MiB at once, in which all of so small a model would vanish.
 
 # %%
@@ -468,7 +469,8 @@ bills.map(lambda n: human_bytes(n) if n > 10000 else n)
 # %% [markdown]
 # Reading it from left to right:
 # - **pool**: intermediate buffers and results of all graphs.
-# - **rest of torch**: workspaces of the matrix product library (cuBLAS), taken by the warm-up runs on the stream of the capture.
+# - **rest of torch**: workspaces, the scratch memory of the matrix product library (cuBLAS). They are taken by the *warm-ups*: before each
+#   recording the step runs once unrecorded, so that nothing is recorded that happens at a first use only.
 # - **outside of torch**: the driver's own memory. It holds the *executable graphs* (what each kernel is launched with), and code of kernels that is
 #   loaded at first use. Captured again in the same process it is nothing that can be seen: most of it was loaded code, or is kept by the
 #   driver and reused. (The 8B shape was recorded in the process of the 1B shape, after it: much was loaded already.)

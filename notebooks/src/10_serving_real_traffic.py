@@ -38,7 +38,7 @@ from cgkit.exercises import check, hint, question, solution
 from cgkit.exercises.nb10 import busy_hour
 from cgkit.measuring.compare_sizes import compare_sizes, readable
 from cgkit.measuring.make_requests import fit_requests, synthetic_requests
-from cgkit.measuring.plan_sizes import two_ways_to_save_memory
+from cgkit.measuring.plan_sizes import price_sizes, two_ways_to_save_memory
 from cgkit.measuring.pool_model import recorded_memory
 from cgkit.measuring.serve_traffic import serve_traffic
 from cgkit.measuring.simulate_traffic import simulate_traffic
@@ -64,10 +64,10 @@ pd.set_option("display.width", 200, "display.max_colwidth", 90)
 # One decode step for one request reads all weights to make a single token. For twenty requests it reads them just the same and makes twenty. So an engine puts
 # all requests that are there into one step. Whoever finishes leaves, whoever arrives joins at the next step. This is **continuous batching**.
 #
-# A step may hold at most `max_num_batched_tokens` tokens. A longer prompt is cut and prefilled over several steps (**chunked prefill**), so that the
+# At most `max_num_seqs` requests run at once: the *seats*. A step may hold at most `max_num_batched_tokens` tokens. A longer prompt is cut and prefilled over several steps (**chunked prefill**), so that the
 # others are not kept waiting.
 #
-# A tiny Llama with random weights (what it says is nonsense, how it is served is not), and three ways to run a step: without graphs; each piece recorded, with attention
+# A tiny Llama with random weights (what it says is nonsense, how it is served is not), and three ways to run a step: compiled, but without graphs (NONE); each piece recorded, with attention
 # between the pieces (PIECEWISE); and FULL_AND_PIECEWISE, where decode steps have a graph of the whole step.
 
 # %%
@@ -217,7 +217,7 @@ pd.DataFrame({mode: each.summary() for mode, each in served.items()}).loc[column
 # %%
 everyone = pd.concat([each.requests.assign(mode=mode) for mode, each in served.items()])
 every_step = pd.concat([each.steps.rename(columns={"mode": "taken"}).assign(mode=mode) for mode, each in served.items()])
-clocked = About("llama-3.1-8b", "", f"{len(requests)} made-up requests, 30 a second", recorded=f"{made_on} (step times)")
+clocked = About(batch=f"{len(requests)} made-up requests, 30 a second", device=f"served here; step times: 8B shape on {made_on}")
 Picture(serve_charts.latencies(everyone, "ttft_ms", clocked))
 
 # %%
@@ -236,8 +236,20 @@ Picture(serve_charts.steps_taken(every_step, clocked))
 # Which steps came up? `histogram()` counts them by kind and by tokens before padding.
 
 # %%
-histogram = served["FULL_AND_PIECEWISE"].histogram()
-histogram.sort_values("count", ascending=False).head(6)
+histogram = served["FULL_AND_PIECEWISE"].histogram().rename(columns={"batch_size": "batch"})
+cost = recorded_step_cost("llama-3.1-8b", "FULL")
+priced = price_sizes(SIZES, histogram, cost)
+Picture(priced.plot(clocked))
+
+# %% [markdown]
+# A bar is a number of tokens, a line a recorded size: every step runs as the next line to its right. **What do you expect**: at which size is most of the padding?
+
+# %%
+print(f"{priced.waste:.1%} of the tokens that run are padding; {priced.waste_of_real:.1%} of those that were asked for")
+priced.to_frame()[["size", "from_batch", "to_batch", "count", "padded_tokens", "padding_tokens", "waste"]].round(3)
+
+# %% [markdown]
+# And the share of steps with at most so many tokens, for the three modes (without graphs the batches are larger, as section 5 said):
 
 # %%
 Picture(serve_charts.batch_sizes(every_step, clocked))
@@ -249,7 +261,6 @@ Picture(serve_charts.batch_sizes(every_step, clocked))
 # And does padding cost time? A decode step reads all weights whatever its size, so up to a point the padded rows are nearly free:
 
 # %%
-cost = recorded_step_cost("llama-3.1-8b", "FULL")
 print(f"milliseconds a step, {cost.source}")
 cost.to_frame()
 
@@ -307,11 +318,14 @@ Picture(plan_charts.by_number(curve, ladders, about))
 
 # %% [markdown]
 # ### To paste
-# The plan as the option that each engine takes:
+# The plan as the option that an engine takes. The mode must fit: this plan is for FULL, where one graph of the whole step serves *any* step, also one with prompts in it. vLLM can be told so (if its attention can be recorded
+# that way). The lists of SGLang and TensorRT-LLM are for decode steps, so they get a plan for decode steps only; a size above the number of seats would never be used there.
 
 # %%
-for engine_name, option in plan.options().items():
-    print(f"{engine_name}:\n  {option.replace(chr(10), chr(10) + '  ')}\n")
+decode_plan = cgkit.plan_capture_sizes(traffic, cost, memory_budget=BUDGET, memory=memory, mode="FULL_DECODE_ONLY")
+for engine_name, option in {"vLLM": plan.vllm, "vLLM, decode only": decode_plan.vllm, "SGLang": decode_plan.sglang}.items():
+    print(f"{engine_name}:\n  {option}\n")
+print(f"TensorRT-LLM:\n{decode_plan.tensorrt_llm}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 8 · A split deployment
