@@ -8,7 +8,6 @@ and FULL. It collects DataFrames only; :mod:`cgkit.plotting.tour_page` draws the
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import statistics
 import sys
@@ -25,7 +24,9 @@ import torch
 from cgkit import __version__, events
 from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode, whole_sizes
 from cgkit.counters import compilation_counter
-from cgkit.errors import CgkitError, ConfigError
+from cgkit.environment import environment
+from cgkit.errors import ConfigError
+from cgkit.files import check_writable
 from cgkit.forward_context import BatchDescriptor, set_forward_context
 from cgkit.measuring.compile_log import CompilationLog, record_compilation
 from cgkit.measuring.expected_counters import counters_table
@@ -150,7 +151,7 @@ def tour(
     """
     started = time.perf_counter()
     whole_sizes("tokens", [tokens])
-    page = _writable(Path(out))
+    page = check_writable(Path(out))
     where = _device(device)
     clock = _Clock()
     before = compilation_counter.clone()
@@ -425,18 +426,10 @@ class _Clock:
 def _cold_cache() -> Iterator[None]:
     """Empty caches for the block, cgkit's and Inductor's: each tour compiles from nothing, so that its seconds
     can be compared. The folder goes with the process, because compiled code may be loaded from it late."""
-    names = ("CGKIT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    before, folder = {name: os.environ.get(name) for name in names}, tempfile.mkdtemp(prefix="cgkit-tour-")
+    folder = tempfile.mkdtemp(prefix="cgkit-tour-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ.update(dict.fromkeys(names, folder))
-    try:
+    with environment(CGKIT_CACHE_DIR=folder, TORCHINDUCTOR_CACHE_DIR=folder):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -487,21 +480,6 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.get_num_threads()} threads)"
-
-
-def _writable(path: Path) -> Path:
-    """``path``, if a file can be written there: asked before the work, not after it."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise CgkitError(
-            f"out={str(path)!r} cannot be written ({error.strerror}); name another file"
-        ) from error
-    return path
 
 
 def _command(model: str, device: str, tokens: int) -> str:

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Records what a GPU shows: the gpu tests, the benchmarks, the tour and the notebook.
+# Records what a GPU shows: the gpu tests, the benchmarks, the tour and the notebooks.
 #   data/record.sh OUT        writes into the folder OUT; copy what is to be kept into data/recordings/
+#   PARTS="tests headline:llama-3.1-8b static:llama-3.1-8b notebooks:04" data/record.sh OUT      only these, in this order
+# A part that is ended by its time limit keeps what it had written.
 # Needs the package's dependencies on the path; COMMIT names the commit if this is no git checkout.
 set -u
 cd "$(dirname "$0")/.."
@@ -14,7 +16,7 @@ facts = {
     "command": "data/record.sh OUT",
     "commit": sys.argv[2],
     "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    "gpu": torch.cuda.get_device_name(),
+    "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     "cuda": torch.version.cuda,
     "torch": torch.__version__,
     "triton": triton.__version__,
@@ -36,31 +38,42 @@ step() { # NAME SECONDS COMMAND...: one step, its output in NAME.txt, its exit s
   echo "$name: exit status $?: $*" >>"$out/status.txt"
 }
 : >"$out/status.txt"
-for part in ${PARTS:-tests launch modes seeing events_off tour notebook}; do
+bench() { name=$1; limit=$2; shift 2; step "$name" "$limit" python3 -m cgkit bench "$@"; }
+ALL="tests launch modes tuned headline:llama-3.2-1b headline:llama-3.1-8b headline:opt-125m host:llama-3.2-1b
+  static:llama-3.2-1b static:llama-3.1-8b passes:llama-3.2-1b custom_ops:llama-3.2-1b startup:llama-3.2-1b kernels
+  engine:llama-3.2-1b serve:llama-3.2-1b seeing events_off tour notebooks"
+for part in ${PARTS:-$ALL}; do
+  shape=; case $part in *:*) shape=${part#*:} ;; esac
   case $part in
     tests) # the test that fills the whole GPU runs alone
-      step tests 400 python3 -m pytest -m gpu tests -q --tb=short -p no:cacheprovider -n "${JOBS:-4}" \
+      step tests 420 python3 -m pytest -m gpu tests -q -rf --tb=short -p no:cacheprovider -n "${JOBS:-7}" \
         --ignore tests/capturing/test_out_of_memory.py
       step tests_alone 100 python3 -m pytest -m gpu tests/capturing/test_out_of_memory.py -q --tb=short \
         -p no:cacheprovider ;;
-    modes) step modes 300 python3 -m cgkit bench modes --json ;;
-    headline) step headline 560 python3 -m cgkit bench headline --json --csv "$out/h200-headline.csv" \
-        --svg "$out/h200-headline.svg" ;;
-    host) step host 240 python3 -m cgkit bench host --batches 1 32 --json --csv "$out/h200-host-llama-3.2-1b.csv" \
-        --svg "$out/h200-host-llama-3.2-1b.svg" ;;
+    modes) bench modes 300 modes --json ;;
+    tuned) bench tuned 300 modes --shape llama-3.1-8b --batches 1 --no-first-call --tuned reductions-only --json ;;
+    headline:*) bench "headline-$shape" 400 headline --shapes "$shape" --no-first-calls --json \
+        --csv "$out/h200-headline-$shape.csv" --svg "$out/h200-headline-$shape.svg" ;;
+    host:*) bench "host-$shape" 240 host --shape "$shape" --batches 1 32 --json --csv "$out/h200-host-$shape.csv" \
+        --svg "$out/h200-host-$shape.svg" ;;
+    static:*) bench "static-$shape" 300 static --shapes "$shape" --pieces middle --batches ${BATCHES:-1 8 32} --repeats 50 \
+        --csv "$out/h200-bench-static-$shape.csv" --candidates-csv "$out/h200-bench-static-candidates-$shape.csv" ;;
+    passes:*) bench "passes-$shape" 240 passes --shape "$shape" --batches 1 32 --json --csv "$out/h200-bench-passes.csv" ;;
+    custom_ops:*) bench "custom-ops-$shape" 180 custom-ops --shape "$shape" --batches 1 32 --json \
+        --csv "$out/h200-bench-custom-ops.csv" ;;
+    startup:*) bench "startup-$shape" 180 startup --models "$shape" --warm 1 --json --csv "$out/h200-bench-startup.csv" ;;
+    kernels) bench kernels 100 kernels --json --csv "$out/h200-bench-kernels.csv" ;;
+    engine:*) bench "engine-$shape" 120 engine --shape "$shape" --batches 1 8 32 --json --csv "$out/h200-bench-engine.csv" ;;
+    serve:*) bench "serve-$shape" 200 serve --shape "$shape" --synthetic 256 --json --csv "$out/h200-bench-serve.csv" \
+        --steps-csv "$out/h200-bench-serve-steps.csv" --histogram "$out/h200-bench-serve-histogram.csv" ;;
     seeing) step seeing 400 python3 data/record_seeing.py "$out/seeing" ;;
-    events_off) step events_off 90 python3 -m cgkit bench events-off --json ;;
-    launch) step launch 60 python3 -c "
-import json
-from cgkit.kernels.bench import bench_launch
-print(json.dumps(bench_launch(), indent=1))" ;;
+    events_off) bench events_off 90 events-off --json ;;
+    launch) step launch 60 python3 -m cgkit.kernels.bench ;;
     tour) step tour 240 python3 -m cgkit tour --json --out "$out/tour.html" ;;
-    notebook) step notebook 200 python3 -c "
-import nbformat, sys
-from nbclient import NotebookClient
-book = nbformat.read('notebooks/00_tour.ipynb', 4)
-NotebookClient(book, timeout=180, kernel_name='python3', resources={'metadata': {'path': 'notebooks'}}).execute()
-nbformat.write(book, '$out/00_tour.ipynb')" ;;
+    notebooks*) # needs jupytext, nbclient, ipykernel
+      step "notebooks-$shape" 300 python3 notebooks/run.py $shape
+      cp notebooks/[01]*.ipynb "$out" ;;
+    *) echo "$part: there is no such part" >>"$out/status.txt" ;;
   esac
 done
 cat "$out/status.txt"

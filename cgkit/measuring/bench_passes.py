@@ -23,10 +23,9 @@ from cgkit.compiling.cache.folder import turned_off
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
-from cgkit.measuring.decode_bench import Step, busy_of, shape_of, timed
+from cgkit.measuring.decode_bench import Step, busy_of, decode_batch, shape_of, timed
 from cgkit.serving.llama import PRESETS, Llama
 from cgkit.serving.llama_fp8 import SCHEMES, quantize
-from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
 from cgkit.serving.weights import build_model, random_weights
 
@@ -192,20 +191,8 @@ class _Variant:
 
     def step(self, batch: int) -> Step:
         """One decode step of ``batch`` requests as the full graph."""
-        runner, length = self.runner, self.args.context
-        each = -(-(length + 1) // runner.kv_cache.block_size)
-        scheduled = [
-            Scheduled(
-                Request(
-                    [1] * (length + 1),
-                    2,
-                    blocks=list(range(1 + i * each, 1 + (i + 1) * each)),
-                    num_computed=length,
-                ),
-                1,
-            )
-            for i in range(batch)
-        ]
+        runner = self.runner
+        scheduled = decode_batch(runner, batch, self.args.context)
         metadata = runner.inputs.fill(scheduled, batch, decode_only=True)
         mode, key, _ = self.executor.route(batch, True)
         (ids, positions), forward = runner.inputs.front(batch), self.executor.forward

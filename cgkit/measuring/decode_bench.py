@@ -72,6 +72,17 @@ class StepBench(Protocol):
         """Model and settings."""
 
 
+def decode_batch(runner: Runner, batch: int, context: int) -> list[Scheduled]:
+    """``batch`` requests, each with one new token after ``context`` others and with blocks of its own."""
+    each = -(-(context + 1) // runner.kv_cache.block_size)
+    return [
+        Scheduled(
+            Request([1] * (context + 1), 2, blocks=list(range(start, start + each)), num_computed=context), 1
+        )
+        for start in range(1, 1 + batch * each, each)
+    ]
+
+
 class DecodeBench:
     """One model and one runner; after :meth:`capture` it holds piecewise and full graphs of every size.
 
@@ -134,15 +145,8 @@ class DecodeBench:
 
     def prepared(self, batch: int) -> Any:
         """Fills the buffers once: ``batch`` requests, each with one new token after ``context`` others."""
-        runner, length = self.runner, self.context
-        blocks_each = -(-(length + 1) // runner.kv_cache.block_size)
-        scheduled = []
-        for index in range(batch):
-            start = 1 + index * blocks_each
-            blocks = list(range(start, start + blocks_each))
-            request = Request([1] * (length + 1), 2, blocks=blocks, num_computed=length)
-            scheduled.append(Scheduled(request, 1))
-        return runner.inputs.fill(scheduled, batch, decode_only=True)
+        scheduled = decode_batch(self.runner, batch, self.context)
+        return self.runner.inputs.fill(scheduled, batch, decode_only=True)
 
     def steps(self, batch: int) -> dict[str, Step]:
         """The step of each mode: the model up to its last norm, on buffers that are filled already."""

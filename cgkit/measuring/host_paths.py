@@ -17,9 +17,8 @@ from cgkit import marks
 from cgkit.capturing import CapturedGraphs
 from cgkit.config import CUDAGraphMode
 from cgkit.forward_context import BatchDescriptor, set_forward_context
-from cgkit.measuring.decode_bench import DecodeBench, Step
+from cgkit.measuring.decode_bench import DecodeBench, Step, decode_batch
 from cgkit.measuring.hollow import Hollow, HollowPlan, nothing
-from cgkit.serving.request import Request, Scheduled
 
 #: Part -> what it is, in the order in which parts are taken out.
 PARTS: dict[str, str] = {
@@ -85,7 +84,7 @@ class HostStep:
     def __init__(self, bench: DecodeBench, captured: CapturedGraphs, batch: int, mode: CUDAGraphMode) -> None:
         self.bench, self.captured, self.batch, self.mode = bench, captured, batch, mode
         self.metadata = bench.prepared(batch)
-        self.scheduled = decode_batch(bench, batch)
+        self.scheduled = decode_batch(bench.runner, batch, bench.context)
         _, key, self.padded = captured.dispatcher.route(batch, True)
         assert isinstance(key, BatchDescriptor)
         self.key = key
@@ -145,24 +144,6 @@ class HostStep:
     def no_copies(self, undo: ExitStack) -> None:
         """Nothing is sent to the device."""
         marks.swap_attribute(self.bench.runner.inputs.buffers, "send", nothing, undo)
-
-
-def decode_batch(bench: DecodeBench, batch: int) -> list[Scheduled]:
-    """``batch`` requests, each with one new token after the bench's context."""
-    length = bench.context
-    each = -(-(length + 1) // bench.runner.kv_cache.block_size)
-    return [
-        Scheduled(
-            Request(
-                [1] * (length + 1),
-                2,
-                blocks=list(range(1 + i * each, 1 + (i + 1) * each)),
-                num_computed=length,
-            ),
-            1,
-        )
-        for i in range(batch)
-    ]
 
 
 # --- the module path -------------------------------------------------------------------------------------

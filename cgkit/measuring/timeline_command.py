@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cgkit.errors import CgkitError, TimelineError
-from cgkit.files import whole_file
+from cgkit.files import check_writable, whole_file
 from cgkit.measuring.bill import Bill, bill, plot, whole
 from cgkit.measuring.bill_table import reading_table
 from cgkit.measuring.timeline import WHOLE, Timeline
@@ -136,17 +134,7 @@ def _writable(out: str | Path, traces: Sequence[str | Path]) -> Path:
     path = Path(out)
     if any(path.exists() and Path(one).exists() and path.samefile(one) for one in traces):
         raise CgkitError(f"out={str(path)!r} is one of the traces; name another file")
-    try:
-        if path.is_dir() or str(out).endswith(("/", os.sep)):
-            raise IsADirectoryError(0, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise CgkitError(
-            f"out={str(out)!r} cannot be written ({error.strerror}); name another file"
-        ) from error
-    return path
+    return check_writable(out)
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cgkit.environment import environment
 from cgkit.torch_hooks.inductor import find_cpp_compiler
 from cgkit.torch_hooks.versions import gone
 
@@ -77,18 +78,8 @@ def inductor_cache_dir(folder: str | None) -> Iterator[None]:
     It is an environment variable, and Inductor itself writes its default into it when it is first asked.
     Run on torch 2.13 (CPU).
     """
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.pop(name, None) for name in names}
-    if folder is not None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    try:
+    with environment(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=None):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def inductor_state() -> dict[str, Any]:

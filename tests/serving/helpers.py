@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from cgkit import events
 from cgkit.serving.llama import Llama, LlamaConfig
+from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.weights import build_model, random_weights
 
 #: Grouped heads, untied, odd sizes: small enough to run in milliseconds.
@@ -54,6 +56,18 @@ def generate_alone(reference: Any, prompt: list[int], max_tokens: int) -> list[i
 def prompts_of(lengths: list[int], vocab_size: int = TOY.vocab_size, seed: int = 7) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def run_all(runner: Any, requests: list[Request]) -> list[Any]:
+    """Runs requests that have their blocks to the end, all in each step until they are done; the steps."""
+    with events.record(events.StepRan) as steps:
+        running = requests
+        while running:
+            batch = [Scheduled(request, request.num_pending) for request in running]
+            for (request, count), token in zip(batch, runner.execute(batch).tokens):
+                request.advance(count, token)
+            running = [request for request in running if not request.finish_reason]
+    return steps
 
 
 def need_smollm2() -> None:

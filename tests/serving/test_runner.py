@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from cgkit import events
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import ServingError
 from cgkit.serving.request import Request, Scheduled
@@ -15,7 +14,7 @@ from cgkit.serving.sampling import SamplingParams
 from cgkit.serving.tokenizer import ByteTokenizer
 from cgkit.serving.weights import load_model
 
-from .helpers import TOY, generate_alone, prompts_of, toy_and_reference
+from .helpers import TOY, generate_alone, prompts_of, run_all, toy_and_reference
 
 EAGER = CompilationConfig(level=0)
 LENGTHS = [9, 1, 17, 4, 30]
@@ -60,13 +59,7 @@ def test_steps_are_reported_and_the_batch_shrinks_as_requests_stop(expected):
     ]
     for request in requests:
         request.blocks = runner.kv_cache.allocator.alloc(11)
-    with events.record(events.StepRan) as steps:
-        running = requests
-        while running:
-            batch = [Scheduled(request, request.num_pending) for request in running]
-            for (request, count), token in zip(batch, runner.execute(batch).tokens):
-                request.advance(count, token)
-            running = [request for request in running if not request.finish_reason]
+    steps = run_all(runner, requests)
     for request, answer, stop in zip(requests, expected, stops):
         assert request.answer == answer[: answer.index(stop) + 1]
     assert (steps[0].kind, steps[0].num_tokens) == ("prefill", sum(LENGTHS))

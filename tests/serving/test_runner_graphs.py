@@ -15,7 +15,7 @@ from cgkit.serving.executor import Executor
 from cgkit.serving.request import Request, Scheduled
 from cgkit.serving.runner import Runner
 
-from .helpers import TOY, generate_alone, prompts_of, toy_and_reference
+from .helpers import TOY, generate_alone, prompts_of, run_all, toy_and_reference
 
 SIZES = (1, 2, 4, 8, 40)
 LENGTHS = [9, 1, 17, 4, 5]  # 36 tokens: the prefill is padded to 40
@@ -44,13 +44,7 @@ def run(runner, stops):
     requests = [Request(prompt, len(stop)) for prompt, stop in zip(prompts_of(LENGTHS), stops)]
     for request in requests:
         request.blocks = runner.kv_cache.allocator.alloc(4)
-    with events.record(events.StepRan) as steps:
-        running = requests
-        while running:
-            batch = [Scheduled(request, request.num_pending) for request in running]
-            for (request, count), token in zip(batch, runner.execute(batch).tokens):
-                request.advance(count, token)
-            running = [request for request in running if not request.finish_reason]
+    steps = run_all(runner, requests)
     for request in requests:
         runner.kv_cache.allocator.free(request.blocks)
     return [request.answer for request in requests], steps
