@@ -49,6 +49,7 @@ lab: $(STAMP) ## JupyterLab on notebooks/
 
 notebooks: $(STAMP) ## runs the notebooks' sources and writes their outputs (ARGS="04 05": only those)
 	@$(BIN)/python notebooks/run.py $(ARGS)
+	@$(BIN)/python notebooks/overview.py
 	@$(BIN)/python notebooks/claims.py
 
 lint: $(STAMP) ## ruff, mypy, and the arrows between the folders

@@ -18,6 +18,21 @@ from nbclient import NotebookClient
 HERE = Path(__file__).resolve().parent
 
 
+def dress(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Sets what a reader sees of each cell: which begin a slide (unless the source says), and that cards of claims fold
+    their code away."""
+    for cell in notebook.cells:
+        levels = [len(line) - len(line.lstrip("#")) for line in cell.source.splitlines() if line.startswith("#")]
+        if cell.cell_type == "markdown" and levels:
+            kind = "slide" if min(levels) <= 2 else "subslide"
+            cell.metadata.setdefault("slideshow", {"slide_type": kind})
+        if "stamp" in cell.metadata.get("tags", ()):
+            cell.metadata.setdefault("slideshow", {"slide_type": "skip"})
+        if cell.cell_type == "code" and "cgkit.claim(" in cell.source:
+            cell.metadata.setdefault("jupyter", {"source_hidden": True})
+    return notebook
+
+
 def make(source: Path) -> Path:
     """Runs one source; writes and returns the notebook."""
     notebook = jupytext.read(source)
@@ -31,7 +46,7 @@ def make(source: Path) -> Path:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
     target = HERE / f"{source.stem}.ipynb"
-    nbformat.write(notebook, target)
+    nbformat.write(dress(notebook), target)
     return target
 
 

@@ -17,6 +17,12 @@ TOUR = FOLDER / "00_tour.ipynb"
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 #: What a run must have printed, by notebook; a second run of every cell prints it again.
 PRINTED = {
+    "01_the_cpu_bill": (
+        "6 tokens: 6 steps, 5 of them decode steps of 1 token",
+        "2,208 of 2,208 kernels tied to what launched them",
+        "launch calls: compiled 226, PIECEWISE 33, FULL 1",
+        "No answer yet",
+    ),
     "04_compiling_the_pieces": (
         "6 a line in the helper:       miss",
         "7 a comment, another folder:  hit",
@@ -140,3 +146,13 @@ def test_what_is_committed_was_run_in_order_and_without_an_error(path):
     text = path.read_text()
     assert not re.search(r"/(home|Users|root)/", text), "a path of somebody's machine"
     assert len(text) < 1_000_000
+
+
+@each
+def test_it_makes_slides_and_folds_the_code_of_claims(path):
+    cells = nbformat.read(path, as_version=4).cells
+    kinds = [cell.metadata.get("slideshow", {}).get("slide_type") for cell in cells]
+    assert kinds[0] == "slide" and kinds.count("slide") > 3
+    for cell in cells:
+        if cell.cell_type == "code" and "cgkit.claim(" in cell.source:
+            assert cell.metadata["jupyter"] == {"source_hidden": True}

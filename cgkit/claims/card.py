@@ -29,8 +29,8 @@ class Claimed:
     """
 
     id: str
-    measured: str
-    outcome: str
+    measured: str = ""
+    outcome: str = ""
     why: str = ""
 
     def __post_init__(self) -> None:
@@ -102,12 +102,21 @@ def claim(id: str | Sequence[dict[str, str]], measured: str = "", outcome: str =
     """Shows what the article claims, what was measured and the outcome, and leaves a record in the cell's output.
 
     ``outcome`` is one of ``confirmed``, ``wrong``, ``overtaken`` (engines do it otherwise now) and ``not measured``;
-    where there is a number, let the measurement decide it. Several at once: a list of dicts with these four names.
+    where there is a number, let the measurement decide it: true is ``confirmed``, false ``wrong``. Several at once: a list of dicts with these four names.
     Raises: ClaimError for an unknown id or outcome, or a record that would say nothing.
     """
     rows = [{"id": id, "measured": measured, "outcome": outcome, "why": why}] if isinstance(id, str) else id
-    card = Claims(tuple(Claimed(**row) for row in rows))
+    card = Claims(tuple(Claimed(**_decided(row)) for row in rows))
     shell = sys.modules.get("IPython.core.getipython")
     if shell and shell.get_ipython():
         card._ipython_display_()
     return card
+
+
+def _decided(row: dict[str, Any]) -> dict[str, str]:
+    """A row whose outcome is a word, also if a comparison gave it."""
+    if isinstance(row.get("outcome", ""), str):
+        return {"outcome": "", **row}
+    if row["outcome"]:
+        return {**row, "outcome": "confirmed"}
+    return {**row, "outcome": "wrong", "why": row.get("why") or "What was measured does not agree."}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,11 +85,14 @@ class Exercise:
 
 
 class Said(str):
-    """Text that shows itself without quotes."""
+    """Text in Markdown that shows itself without quotes."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_markdown_(self) -> str:
         return str(self)
 
 
@@ -120,6 +124,11 @@ def _load(notebook: str) -> None:
     name = f"cgkit.exercises.nb{notebook}"
     if notebook.isalnum() and find_spec(name):
         import_module(name)
+
+
+def package() -> Any:
+    """cgkit itself, loaded when first needed, and untyped: checks call it as a notebook does (names as text)."""
+    return import_module("cgkit")
 
 
 def exercises_of(notebook: str) -> list[Exercise]:
@@ -166,7 +175,7 @@ def _what_was_raised(error: Exception) -> str:
 
 def question(id: str) -> str:
     """The question of an exercise. Raises: ExerciseError for an id that no exercise has."""
-    return Said(_find(id).question)
+    return Said(f"**{id}.** {inspect.cleandoc(_find(id).question)}")
 
 
 def hint(id: str, n: int = 1) -> str:

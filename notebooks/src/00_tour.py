@@ -13,7 +13,18 @@
 # ---
 
 # %% [markdown]
-# # The road of one decode step
+# # 00 · The road of one decode step
+#
+# **The question.** What happens to a model between its Python code and a token, in an engine that does not want to wait for
+# the CPU?
+#
+# **Afterwards you can**
+# - name the five stages, and hold what each of them makes in your hand;
+# - say how many pieces and how many recorded graphs a model of *L* layers gives;
+# - say what a replay is faithful to, and what it is blind to.
+#
+# **Time**: 20 minutes to read; the cells run in about a minute on two cores.
+# **Needs**: cgkit. No GPU, no compiler, no download.
 #
 # A language model makes one token at a time. On a GPU each such *decode step* is hundreds of small kernels, and starting
 # them takes the host longer than one would think. This notebook takes one model through the pipeline that engines such as
@@ -23,6 +34,16 @@
 # emulated says so. Cells can be run again, in any order that makes sense to Python.
 
 # %% [markdown]
+# ## The idea
+# Two mechanisms, one on top of the other. **Compiling** makes of many small kernels fewer and better ones, and of the model's
+# Python a straight line of calls. **Recording** takes a sequence of launches and makes of it one object that is started with
+# one call: a CUDA graph. Neither replaces the other, and each has a condition: compiled code must fit every batch, a recorded
+# graph fits one shape and one set of addresses.
+#
+# Attention stands in the way of both. Its work depends on the lengths of the requests, not on shapes alone. So the engine
+# traces the model once, *cuts* the graph at attention, compiles and records the pieces between, and never asks the tracer
+# again. That is *piecewise* compilation.
+#
 # ## 0 · A model
 # SmolLM2-135M-Instruct if its weights are installed, else a tiny Llama with random ones.
 
@@ -165,8 +186,10 @@ from cgkit import events
 
 questions = ["What is the capital of France?", "Name three colours.", "What is a compiler?"]
 prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
+traces_before = cgkit.compilation_counter.num_graphs_seen
 with events.record(events.StepRan) as log:
     answers = runner.generate(prompts, max_tokens=24)
+again_traced = cgkit.compilation_counter.num_graphs_seen - traces_before
 for question, answer in zip(questions, answers):
     print(f"> {question}\n  {answer.text!r}")
 
@@ -198,9 +221,109 @@ plotting.Picture(plotting.padding_steps(steps, about))
 cgkit.compilation_counter
 
 # %% [markdown]
-# ## Your turn
-# - Cut nowhere: `cgkit.split_graph(traced, [])`. How many pieces, and how many graphs does `capture` record then?
-# - Another ladder: `cgkit.CaptureSizes([16])`. What share of a batch of 3 is padding?
-# - `captured.clone_outputs = False`, then keep the outputs of two calls. Which one is right?
-#
+# **What do you expect** these to be for this model, from its number of layers *L* and the sizes recorded above? Four counters,
+# four numbers that an engine's own tests ask for. This time from a fresh model, counted from zero:
+
+# %%
+from cgkit.serving.llama import PRESETS
+from cgkit.serving.weights import build_model, random_weights
+
+LAYERS, SIZES = 3, [1, 2, 4]
+shape = PRESETS["tiny-llama"].scaled(num_hidden_layers=LAYERS)
+small = cgkit.CompilationConfig(compiler="eager", cudagraph_mode="PIECEWISE", cudagraph_capture_sizes=SIZES)
+before = cgkit.compilation_counter.clone()
+three = Runner(build_model(shape, random_weights(shape)), config=small, max_num_seqs=4, max_model_len=64)
+three.capture_model()
+names = "graphs_seen piecewise_graphs_seen eager_compiles cudagraph_captured".split()
+counts = {name: getattr(cgkit.compilation_counter, f"num_{name}") - getattr(before, f"num_{name}") for name in names}
+counts
+
+# %% [markdown]
+# One trace. *2 L + 1* pieces. Three compilations, however many layers: the first piece, the last, and one for all between. And a
+# graph for each size and each piece that is not attention, *L + 1* of them. (`eager_compiles`, because this model was "compiled"
+# by doing nothing, to be quick; with Inductor the counter is `num_inductor_compiles`, and the number the same.)
+
+# %%
+emulated = " (emulated graphs)" if captured.platform.emulated else ""
+cgkit.claim(
+    [
+        {
+            "id": "debug-graphs-seen",
+            "measured": f"{counts['graphs_seen']} graph for {LAYERS} layers",
+            "outcome": counts["graphs_seen"] == 1,
+        },
+        {
+            "id": "debug-pieces-seen",
+            "measured": f"{counts['piecewise_graphs_seen']} pieces for {LAYERS} layers",
+            "outcome": counts["piecewise_graphs_seen"] == 2 * LAYERS + 1,
+        },
+        {
+            "id": "debug-inductor-compiles",
+            "measured": f"{counts['eager_compiles']} compilations for {LAYERS + 1} pieces without attention",
+            "outcome": counts["eager_compiles"] == 3,
+            "why": "The first, the last, and one for all between them.",
+        },
+        {
+            "id": "debug-graphs-captured",
+            "measured": f"{counts['cudagraph_captured']} graphs for {len(SIZES)} sizes and {LAYERS + 1} pieces{emulated}",
+            "outcome": counts["cudagraph_captured"] == len(SIZES) * (LAYERS + 1),
+            "why": "Sizes times the pieces that are recorded: attention is not among them.",
+        },
+        {
+            "id": "three-layers",
+            "measured": f"one traced graph, {len(split.pieces)} pieces, {len(compiled.backends)} compiled, {captured.num_graphs} recorded"
+            f"{emulated}",
+            "outcome": "overtaken",
+            "why": "Held one by one above. Engines now also record without tracing (breakable graphs), so the layers are no "
+            "longer tied together.",
+        },
+        {
+            "id": "article-two-layers",
+            "measured": f"the replayed step equals the compiled one to the last bit: {torch.equal(outputs['NONE'], outputs['PIECEWISE'])}",
+            "outcome": torch.equal(outputs["NONE"], outputs["PIECEWISE"]),
+            "why": "Recording changes how a step is started, compiling what is started. Notebook 01 has the times of both.",
+        },
+        {
+            "id": "why-not-answer",
+            "measured": f"{again_traced} traces while {len(steps)} steps of {steps['num_padded_tokens'].nunique()} sizes ran",
+            "outcome": again_traced == 0,
+        },
+    ]
+)
+
+# %% [markdown]
+# ## Exercises
+# `check` says whether an answer is right, nearly right or wrong, and why. `hint("00-1")` helps; `solution("00-1")` says where
+# ours stands. Put your answer in the place of `...`.
+
+# %%
+from cgkit.exercises import check, hint, question, solution
+
+question("00-1")
+
+# %%
+check("00-1", ...)
+
+# %%
+question("00-2")
+
+# %%
+check("00-2", ...)
+
+# %% [markdown]
+# The last one is the bug that everybody has once. What a replay returns lies where the next replay writes:
+
+# %%
+question("00-3")
+
+# %%
+check("00-3", ...)
+
+# %% [markdown]
+# **Next**: notebook 01 asks what all of this is for: what the CPU does during a decode step, and how much of it goes away.
 # `cgkit.reset()` frees every graph, pool and hook.
+
+# %% tags=["stamp"]
+from cgkit.measuring.stamp import stamp
+
+print(stamp())

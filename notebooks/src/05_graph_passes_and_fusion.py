@@ -92,7 +92,7 @@ reports["submod_2"]
 # A pattern matches only if the graph looks exactly like it. A reshape to the shape that a tensor already has computes nothing,
 # and still stands between a norm and its quantisation. By hand, on a graph full of such noise:
 
-# %% tags=["claim:noop-three-cases"]
+# %%
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cgkit.compiling.passes import NoOpElimination, run_pass
@@ -108,18 +108,51 @@ def noisy(x, y):
 
 
 noise = make_fx(noisy, tracing_mode="fake")(torch.ones(4, 6), torch.ones(4, 6))
-run_pass(NoOpElimination(), noise.graph)
+cleared = run_pass(NoOpElimination(), noise.graph)
+cleared
 
 # %% [markdown]
-# > **Claim** (the article, "NoOpEliminationPass"): it folds chains of reshapes, and removes reshapes and slices that give the
-# > shape they started from; sizes count as equal if both are numbers, if one is -1, or if both are the same symbol.
-# > **Outcome: confirmed.**
-#
+# When are two sizes equal? Numbers are easy, and -1 means "what is left over". The third case is the one that matters here: the
+# number of tokens is a *symbol*, and to compare it with `==` would ask for a number that nobody knows yet. The same symbol is
+# the same size:
+
+# %%
+from cgkit.compiling.passes.graphs import same_sizes
+
+values = [node.meta.get("example_value") for node in pieces.traced.graph_module.graph.nodes]
+tokens = next(value for value in values if isinstance(value, torch.SymInt))  # how many rows: a symbol
+equal = {"[4, 6] and [4, 6]": same_sizes([4, 6], [4, 6]), "[s, 6] and [s, 6]": same_sizes([tokens, 6], [tokens, 6])}
+unequal = {"[4, 6] and [6, 4]": same_sizes([4, 6], [6, 4]), "[s, 6] and [2 s, 6]": same_sizes([tokens, 6], [tokens * 2, 6])}
+print(equal, unequal)
+
+# %%
+cgkit.claim(
+    [
+        {
+            "id": "passes-noop",
+            "measured": f"{cleared.matched} no-ops removed from a graph of {len(cleared.before.splitlines())} lines",
+            "outcome": cleared.matched > 0,
+        },
+        {
+            "id": "passes-noop-three",
+            "measured": f"a chain, an identity reshape, a slice of all and a full-width write: {cleared.matched} matches",
+            "outcome": cleared.matched >= 4,
+            "why": "The full-width write (slice_scatter) is a fourth case here.",
+        },
+        {
+            "id": "passes-noop-equal-dims",
+            "measured": f"equal: {equal}; not: {unequal}; the inferred -1 above was removed",
+            "outcome": all(equal.values()) and not any(unequal.values()),
+        },
+    ]
+)
+
+# %% [markdown]
 # And in the real Llama? The article says that the fusion *needs* it: without it, noise hides the pattern. cgkit warns, as
 # vLLM does. **What do you expect**: how many no-ops are there in the traced Llama, and how many norms are still fused without the
 # pass?
 
-# %% tags=["claim:fusion-needs-noop"]
+# %%
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     without = preview_passes(pieces, ["fuse_norm_quant"])
@@ -143,17 +176,33 @@ else:
     rows = recorded[recorded["batch"] == 1].set_index("variant").loc[pairs, columns]
     print(f"recorded on an H200, torch 2.11, 16 layers:\n{rows}")
 
+# %%
+found = sum(each["noop"].matched for each in reports.values())
+matched, alone = (sum(each["fuse_norm_quant"].matched for each in every.values()) for every in (reports, without))
+cgkit.claim(
+    [
+        {
+            "id": "passes-noop-first",
+            "measured": f"{found} no-ops in the traced Llama; norms fused with the pass {matched}, without it {alone}",
+            "outcome": "confirmed" if alone < matched else "overtaken",
+            "why": "Inductor removes these no-ops by itself before the hook (seen on torch 2.11 and 2.13). The pass is kept as a "
+            "guard against graphs that are noisy in another way.",
+        },
+        {
+            "id": "passes-fusion-without-noop",
+            "measured": f"fusion alone warns: {str(caught[0].message).split(':')[1].strip()}",
+            "outcome": len(caught) > 0,
+        },
+    ]
+)
+
 # %% [markdown]
-# > **Claim**: the fusion depends on the no-op pass. **Outcome: overtaken.** Inductor removes these no-ops by itself before
-# > the hook (seen on torch 2.11 and 2.13), so the pass finds none and the fusion matches as often without it. It is kept as
-# > a guard against graphs that are noisy in another way.
-#
 # ## 2 · RMSNorm + quantisation
 #
 # The first piece ends in a norm, a quantisation and the products for q, k and v. The report shows the graph's lines that went
 # (red) and those that came (green):
 
-# %% tags=["claim:fuse-norm-quant"]
+# %%
 reports["submod_0"]["fuse_norm_quant"]
 
 # %% [markdown]
@@ -174,11 +223,19 @@ matches = {piece: each["fuse_norm_quant"].matched for piece, each in reports.ite
 sums = sum(each[-1].after.count("fused_add_rms_norm_static_fp8_quant.default(") for each in reports.values())
 print(matches, "->", sum(matches.values()), "=", "2 L;", sums, "of them with a sum = 2 L - 1")
 
+# %%
+layers = shape.num_hidden_layers
+cgkit.claim(
+    "passes-fusion",
+    measured=f"{layers} layers: {sum(matches.values())} norms fused with their quantisation, {sums} of them with a sum before",
+    outcome=sum(matches.values()) == 2 * layers and sums == 2 * layers - 1,
+)
+
 # %% [markdown]
 # With a scale for each token the quantisation also needs the row's largest magnitude. The pattern is another one, the places are
 # the same:
 
-# %% tags=["claim:fuse-norm-quant-per-token"]
+# %%
 dynamic = preview_passes(split_of(per_token), ["noop", "fuse_norm_quant"])
 print({piece: each["fuse_norm_quant"].matched for piece, each in dynamic.items()})
 dynamic["submod_0"]["fuse_norm_quant"]
@@ -188,8 +245,12 @@ dynamic["submod_0"]["fuse_norm_quant"]
 #
 # The MLP computes `silu(gate) * up`, and quantises it for the product that follows:
 
-# %% tags=["claim:fuse-act-quant"]
+# %%
 reports["submod_2"]["fuse_act_quant"]
+
+# %%
+activations = sum(each["fuse_act_quant"].matched for each in reports.values())
+cgkit.claim("passes-activation-quant", f"{activations} matches in {layers} layers", outcome=activations == layers)
 
 # %% [markdown]
 # ## 4 · Attention + quantisation
@@ -198,21 +259,52 @@ reports["submod_2"]["fuse_act_quant"]
 # quantisation stands at the beginning of the next one. So this fusion can only match where nothing is cut, and is off by
 # default. **What do you expect** from the same passes on the whole graph of two layers?
 
-# %% tags=["claim:fuse-attn-quant"]
+# %%
 whole = preview_passes(split_of(fp8, splitting_ops=[]), ["noop", "fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant"])
 print(whole["submod_0"].matched)
 whole["submod_0"]["fuse_attn_quant"]
 
 # %% [markdown]
 # Two of two. The attention operator got an *output scale*: its kernel divides and converts before it writes.
-#
+
+# %%
+cgkit.claim(
+    [
+        {
+            "id": "passes-attention-quant",
+            "measured": f"{whole['submod_0']['fuse_attn_quant'].matched} matches in {layers} layers, not cut",
+            "outcome": whole["submod_0"]["fuse_attn_quant"].matched == layers,
+        },
+        {
+            "id": "passes-four",
+            "measured": f"matched here: {', '.join(whole['submod_0'].matched)}",
+            "outcome": "overtaken",
+            "why": "Engines have more by now: rotary with the cache write, norms of q and k, sequence parallelism. The four "
+            "named are still there.",
+        },
+        {
+            "id": "passes-place",
+            "measured": f"the graph at the hook holds {reports['submod_0'][0].before.count('aten.')} small aten operators and no "
+            "generated kernel: Inductor was stopped before it wrote one",
+            "outcome": "aten." in reports["submod_0"][0].before,
+        },
+        {
+            "id": "passes-domain-knowledge",
+            "measured": "what came into the graph, rms_norm_static_fp8_quant, is an operator of ours: "
+            + str("rms_norm_static_fp8_quant" in reports["submod_0"]["fuse_norm_quant"].after),
+            "outcome": "rms_norm_static_fp8_quant" in reports["submod_0"]["fuse_norm_quant"].after,
+        },
+    ]
+)
+
+# %% [markdown]
 # ## 5 · fix_functionalization
 #
 # Our operators write into an `out` parameter that the caller allocates. Before Inductor sees a graph, torch makes it
 # *functional*: such a call becomes `auto_functionalized(op, ...)`, which writes nothing and returns new tensors. Read
 # literally, each one copies what it would have written. The pass turns them back where nobody can tell the difference:
 
-# %% tags=["claim:fix-functionalization"]
+# %%
 from cgkit.splitting import register_op
 
 
@@ -238,7 +330,7 @@ preview_passes(graph, ["fix_functionalization"])["submod_0"][0]
 # last norm. The article says that leaving them functional, as torch's default (*V2*) does, turns each write into a copy.
 # **What do you expect**: how many copies are left with V2, and how many with the pass?
 
-# %% tags=["claim:auto-functionalization-v2"]
+# %%
 operators = split_of(plain, ("all",), [])
 cost = functionalization_cost(operators, num_tokens=8)
 cost.to_frame()[["variant", "wrapped", "written", "written_bytes", "copies", "copied_bytes"]]
@@ -247,12 +339,42 @@ cost.to_frame()[["variant", "wrapped", "written", "written_bytes", "copies", "co
 # `written` is what would be copied if nothing were undone (13 tensors, 15 KB for eight tokens); `copies` is what is really left
 # when Inductor is finished.
 #
-# > **Claim** (the article, "fix_functionalization"; vLLM's RFC #14703): V2 makes copies of what operators write in place, so an
-# > engine must turn it off. **Outcome: overtaken.** Today Inductor's own re-inplacing takes the copies out again: V2, V1 and
-# > V1 with the pass end with the same one small copy. The pass is still needed for the fusions, whose patterns speak the
-# > first version's language. And the first version *without* it is not safe: on torch
-# > 2.13 (CPU) Inductor's lowering of it gives wrong numbers for an operator that writes a slice of a computed buffer.
-#
+# The pass is still needed for the fusions, whose patterns speak the first version's language. And the first version *without*
+# it is not safe: on torch 2.13 (CPU) Inductor's lowering of it gives wrong numbers for an operator that writes a slice of a
+# computed buffer.
+
+# %%
+table = cost.to_frame().set_index("variant")
+left = table["copies"].to_dict()
+v2 = torch._inductor.config.enable_auto_functionalized_v2
+cgkit.claim(
+    [
+        {
+            "id": "functional-heading",
+            "measured": f"{int(table['written'].max())} tensors are written in place; copies left: {left}",
+            "outcome": min(left.values()) < table["written"].max(),
+        },
+        {
+            "id": "functional-v2-default",
+            "measured": f"torch {torch.__version__.split('+')[0]}: enable_auto_functionalized_v2 = {v2}",
+            "outcome": bool(v2),
+        },
+        {
+            "id": "functional-copies",
+            "measured": f"{int(table['written'].max())} writes; copies really left: {left}",
+            "outcome": "confirmed" if max(left.values()) >= table["written"].max() else "overtaken",
+            "why": "Read literally each write is a copy (vLLM's RFC #14703). Today Inductor's own re-inplacing takes them out again.",
+        },
+        {
+            "id": "functional-switched-off",
+            "measured": f"copies left: {left}",
+            "outcome": "overtaken",
+            "why": "For the copies alone it is no longer needed. Fusions still need it: their patterns are written for V1.",
+        },
+    ]
+)
+
+# %% [markdown]
 # ## 6 · A pass of your own
 #
 # A function that takes the graph and returns how often it matched. Its source is hashed into the cache's key, so that editing
@@ -325,7 +447,7 @@ before[columns].merge(after[columns], on="piece", suffixes=(" off", " on"))
 # The FP8 Llama-3.2-1B shape with 16 layers, one full graph a step. **What do you expect** from all fusions: 1 %, 5 %, 15 %?
 # (vLLM's blog of 2025-08-20 says up to 8 % for activation + quantisation and up to 7 % for attention + quantisation.)
 
-# %% tags=["claim:fusion-gain"]
+# %%
 recordings.picture("h200-bench-passes", compile_charts.passes)
 
 # %%
@@ -335,11 +457,32 @@ if recorded is not None:
     print((step.div(step.loc["off"]) - 1).map("{:+.1%}".format).loc[list(dict.fromkeys(recorded["variant"]))])
 
 # %% [markdown]
-# > **Claim**: fusing norm and quantisation saves a kernel and a round trip through memory. **Outcome: overtaken** for a
-# > traced model. As many kernels run with the passes as without, and a step takes the same time within about one percent: Inductor
-# > makes that fusion itself, since it sees the quantisation as plain operators. A gain has to come from where norm and
-# > quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9.
-#
+# Inductor makes that fusion itself, since it sees the quantisation as plain operators. A gain has to come from where norm and
+# quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9.
+
+# %%
+if recorded is not None:
+    change = (step.div(step.loc["off"]) - 1).loc["norm + act"]
+    gains = ", ".join(f"{value:+.1%} at batch {batch}" for batch, value in change.items())
+    cgkit.claim(
+        [
+            {
+                "id": "passes-fusion-gain",
+                "measured": f"recorded on an H200: a step with the fusions takes {gains}",
+                "outcome": "confirmed" if change.max() < -0.02 else "overtaken",
+                "why": "Inductor fuses norm and quantisation into one kernel of its own before the pass comes, so that no kernel "
+                "and no round trip through memory is left to save.",
+            },
+            {
+                "id": "passes-heading",
+                "measured": f"passes match ({matched} norms, {activations} activations); the step takes {gains} (recorded on an H200)",
+                "outcome": "overtaken" if change.abs().max() < 0.02 else "confirmed",
+                "why": "Engines still have the passes. What they buy depends on what Inductor does by now without them.",
+            },
+        ]
+    )
+
+# %% [markdown]
 # Beware of the middle panel. It is Inductor's own *count* of bytes, and nobody measured them. A kernel that looks rows up in a
 # table is counted as if it read the whole table. Look where the large differences come from:
 
@@ -378,7 +521,7 @@ pd.DataFrame(rows)
 # Fewer operators to compile, and each of ours is a wall: nothing can be fused across it (`operators` are called as they are).
 # **What do you expect** on the H200: which is faster, and which compiles faster?
 
-# %% tags=["claim:custom-ops-trade"]
+# %%
 recordings.picture("h200-bench-custom-ops", compile_charts.custom_ops)
 
 # %%
@@ -389,17 +532,72 @@ if custom is not None:
     print((step.div(step.loc["none"]) - 1).map("{:+.1%}".format))
 
 # %% [markdown]
-# > **Claim** (the article, on levels): at level 3 custom operators are off, so that Inductor can fuse; the price is the
-# > hand-written kernels' own speed. **Outcome: confirmed**, and the price is not seen here: torch code is faster, because the
-# > norm is fused with the sum before it, and hand-written it is two kernels a layer more. What the operators do save is
-# > compile time. (The first row also holds what the process loads once: compare the others.)
-#
-# ## Your turn
-# 1. A Llama of 16 layers, not cut, all fusions on. How often does each match? Predict, then look at the recorded columns
-#    `matched_*` of `recorded`.
-# 2. Make `fuse_norm_quant` miss one norm by using its result unquantised as well, and read the report's `notes`.
-# 3. Write a pass that removes `x * 1` and `x + 0`. When is `x + 0` *not* a no-op? (Think of the result's type, and of who owns
-#    the memory.)
+# Torch code is faster, because the norm is fused with the sum before it, and hand-written it is two kernels a layer more. What
+# the operators do save is compile time. (The first row also holds what the process loads once: compare the others.)
+
+# %%
+seen = pd.DataFrame(rows).set_index("custom_ops")
+defaults = {f"level {level}": cgkit.CompilationConfig(level=level).custom_op_enabled("rms_norm") for level in (0, 3)}
+walls = seen["operators"].to_dict()
+cgkit.claim(
+    [
+        {
+            "id": "levels-black-boxes",
+            "measured": f"operators that Inductor cannot look into, one layer: {walls}; its own kernels: {seen['own_kernels'].to_dict()}",
+            "outcome": walls["all"] > walls["none"] and seen.loc["all", "own_kernels"] < seen.loc["none", "own_kernels"],
+        },
+        {
+            "id": "levels-custom-ops-off",
+            "measured": f"the hand-written norm, if nothing is said: {defaults} (cgkit's default is vLLM's)",
+            "outcome": defaults["level 0"] and not defaults["level 3"],
+        },
+    ]
+)
+
+# %%
+if custom is not None:
+    slower = step.div(step.loc["none"]).loc["all"] - 1
+    cgkit.claim(
+        "levels-custom-ops-trade",
+        measured=f"recorded on an H200: hand-written operators take {', '.join(f'{v:+.1%} at batch {b}' for b, v in slower.items())}",
+        outcome=bool(slower.min() > 0),
+        why="The price, the hand-written kernels' own speed, is not seen at these sizes.",
+    )
+
+# %% [markdown]
+# ## Exercises
+# `check` says whether an answer is right, nearly right or wrong, and why. `hint("05-1")` helps; `solution("05-1")` says where
+# ours stands. Put your answer in the place of `...`.
+
+# %%
+from cgkit.exercises import check, hint, question, solution
+
+question("05-1")
+
+# %%
+check("05-1", ...)
+
+# %% [markdown]
+# When does a reshape do nothing? Part 1 says it in words; now in code, with symbols:
+
+# %%
+question("05-2")
+
+# %%
+check("05-2", ...)
+
+# %% [markdown]
+# And a pass. It is run on random graphs, and what they compute is compared:
+
+# %%
+question("05-3")
+
+# %%
+check("05-3", ...)
+
+# %% [markdown]
+# **Next**: notebook 06 records what the pieces start, so that a step need not start it piece by piece. More to try:
+# - Make `fuse_norm_quant` miss one norm by using its result unquantised as well, and read the report's `notes`.
 
 # %% tags=["stamp"]
 from cgkit.measuring.stamp import stamp

@@ -29,6 +29,14 @@ def test_several_on_one_card():
     assert [row["outcome"] for row in cgkit.claim(rows)._bundle()[claims.MIME]] == ["confirmed", "wrong"]
 
 
+def test_a_comparison_decides():
+    rows = cgkit.claim(
+        [{"id": SOME, "measured": "1", "outcome": 2 > 1}, {"id": SOME, "measured": "1", "outcome": 1 > 2}]
+    ).rows
+    assert [row.outcome for row in rows] == ["confirmed", "wrong"]
+    assert rows[1].why
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -71,7 +71,7 @@ def test_hints_come_one_by_one(two):
     assert exercises.hint("98-1", 2).startswith("It is even.")
     with pytest.raises(exercises.ExerciseError, match="2 hints"):
         exercises.hint("98-1", 3)
-    assert repr(exercises.question("98-1")) == "Which number?"
+    assert repr(exercises.question("98-1")) == "**98-1.** Which number?"
 
 
 def test_the_solution_is_pointed_at(two, tmp_path, monkeypatch):
