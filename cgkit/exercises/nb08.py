@@ -112,7 +112,9 @@ def may_go(answer: Callable[[Any], dict[str, int]]) -> Verdict:
                     "what another recording wrote there."
                 )
             if given[name] > index:
-                late = f"For {pieces}: {name} is kept until piece {given[name]}; nobody reads it after {index}."
+                late = (
+                    f"For {pieces}: {name} is kept until piece {given[name]}; nobody reads it after {index}."
+                )
     if late:
         return nearly(f"Nothing is ever read too late, but memory is kept longer than needed. {late}")
     return right("This is what the generated stitching code does with its `del` lines.")
@@ -159,7 +161,9 @@ def collect(answer: Callable[[Any, Any], Any]) -> Verdict:
     kept = [float(torch.as_tensor(r).flatten()[0]) for r in results]
     run(torch.full((4,), 100.0))
     if kept != [float(torch.as_tensor(r).flatten()[0]) for r in results]:
-        return nearly("The answers are right, until the next replay: one of them still lies in the graph's memory.")
+        return nearly(
+            "The answers are right, until the next replay: one of them still lies in the graph's memory."
+        )
     return right("Copied before the next replay: now they are yours.")
 
 

@@ -77,9 +77,13 @@ def route(answer: Callable[..., Any]) -> Verdict:
             missed["mode"] += mode != expected[0]
             above = decode and expected[0] == "PIECEWISE"
             missed["decode"] += above
-            said = f"route({tokens}, {decode}, {sizes}, {seats}) is {expected}, and yours says {(mode, padded)}."
+            said = (
+                f"route({tokens}, {decode}, {sizes}, {seats}) is {expected}, and yours says {(mode, padded)}."
+            )
     if not missed["all"]:
-        return right("The same answers as cgkit's dispatcher, which worked them out once, when it was captured.")
+        return right(
+            "The same answers as cgkit's dispatcher, which worked them out once, when it was captured."
+        )
     if missed["decode"] == missed["all"]:
         return nearly(f"Only decode steps whose padded size is above max_num_seqs go wrong: {said}")
     if not missed["mode"]:
@@ -125,7 +129,9 @@ def waste(answer: Callable[..., float]) -> Verdict:
     if not off["waste"]:
         return right("The same as `CapturePlan.waste`.")
     if not off["waste_of_real"]:
-        return nearly("You divide by the tokens that were asked for. That is in use too; asked is the share of what runs.")
+        return nearly(
+            "You divide by the tokens that were asked for. That is in use too; asked is the share of what runs."
+        )
     if not off["unweighted"]:
         return nearly("Every batch size counts once. Weight it by how many steps had it.")
     return wrong(f"Off for {off['waste']} of {tries} random histograms.")
@@ -155,7 +161,9 @@ def best(answer: Callable[..., Any]) -> Verdict:
     token_cost = StepCost(float, lambda size: 1e9, unit="tokens")
     for seed in range(15):
         chance = random.Random(seed)
-        counts = {batch: chance.randint(1, 99) for batch in chance.sample(range(1, 200), chance.randint(3, 30))}
+        counts = {
+            batch: chance.randint(1, 99) for batch in chance.sample(range(1, 200), chance.randint(3, 30))
+        }
         limit = chance.randint(1, 8)
         given = sorted({int(size) for size in answer(dict(counts), limit)})
         if not given or given[-1] < max(counts):

@@ -208,7 +208,9 @@ def _watched(graph_module: Callable[..., Any], watch: StorageWatch) -> Callable[
     return call
 
 
-def _play(tape: PieceTape, args: Sequence[Any], pool: PoolSimulator | PoolsApart, watch: StorageWatch) -> Sequence[Any]:
+def _play(
+    tape: PieceTape, args: Sequence[Any], pool: PoolSimulator | PoolsApart, watch: StorageWatch
+) -> Sequence[Any]:
     """Does to ``pool`` what the tape holds; outputs are new fakes on the blocks that stay."""
     numbers: dict[int, int] = {}
     for block, nbytes in tape.events:

@@ -71,7 +71,9 @@ def record_memory(
 
 
 @functools.cache
-def memory_here(shape: str = "llama-3.2-1b", device: str | None = None, layers: int | None = None) -> Path | None:
+def memory_here(
+    shape: str = "llama-3.2-1b", device: str | None = None, layers: int | None = None
+) -> Path | None:
     """A folder with the recordings of :func:`record_memory` made on this machine's GPU, for the ``path=`` of
     :mod:`cgkit.recordings`; None without a GPU: then the recordings of the checkout are to be read. Once a process.
 
@@ -83,7 +85,9 @@ def memory_here(shape: str = "llama-3.2-1b", device: str | None = None, layers: 
     if device is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="cgkit-memory-"))
-    files = record_memory(folder, [shape], device=device, layers=layers, prefix="h200", compiler=_COMPILERS[device])
+    files = record_memory(
+        folder, [shape], device=device, layers=layers, prefix="h200", compiler=_COMPILERS[device]
+    )
     facts = {**machine(), "command": "cgkit.measuring.record_memory.memory_here", "files": files}
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     return folder

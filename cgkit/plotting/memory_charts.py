@@ -145,7 +145,15 @@ def by_largest(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | No
     scale, unit = _scale(frame.max().max())
     looks = zip((style.MEMORY, style.PADDING, style.COMPILED, style.SPLITTING), ("o-", "s--", "^:", "D-."))
     for (way, column), (colour, look) in zip(frame.items(), looks):
-        ax.plot(range(len(column)), column / scale, look, color=colour, linewidth=1.8, markersize=5, label=str(way))
+        ax.plot(
+            range(len(column)),
+            column / scale,
+            look,
+            color=colour,
+            linewidth=1.8,
+            markersize=5,
+            label=str(way),
+        )
     ax.set_xticks(range(len(frame)), [str(size) for size in frame.index])
     ax.set_xlabel("largest recorded size (tokens); the smaller ones are recorded too")
     ax.set_ylabel(f"reserved, {unit}")

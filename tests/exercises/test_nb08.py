@@ -42,7 +42,8 @@ def after_the_loop(run, batches):
 
 def without_merging(events):
     return SOLVED["solution_08_5"].__class__(
-        SOLVED["solution_08_5"].__code__, {**SOLVED["solution_08_5"].__globals__, "merged": lambda blocks: blocks}
+        SOLVED["solution_08_5"].__code__,
+        {**SOLVED["solution_08_5"].__globals__, "merged": lambda blocks: blocks},
     )(events)
 
 

@@ -51,7 +51,8 @@ def tiny():
 
 def test_a_pool_for_each_piece_is_as_large_as_the_peaks_of_all(tiny):
     shared, apart = (
-        predict_pool(tiny.executor.compiled, SIZES, mode="PIECEWISE", shared=shared) for shared in (True, False)
+        predict_pool(tiny.executor.compiled, SIZES, mode="PIECEWISE", shared=shared)
+        for shared in (True, False)
     )
     assert apart.reserved_bytes > shared.reserved_bytes
     assert apart.peak_allocated_bytes == shared.peak_allocated_bytes  # sharing changes where blocks lie
