@@ -24,7 +24,8 @@ def _ledger(chance: random.Random) -> Any:
     """A made-up ledger of three pieces and four sizes, that grows here and there, also after the first size."""
     import pandas as pd
 
-    rows, reserved = [], 0
+    rows: list[tuple[Any, ...]] = []
+    reserved = 0
     for size in (8, 4, 2, 1):
         for piece in ("submod_0", "submod_2", "submod_4"):
             growth = 512 * chance.choice([0, 0, 0, 1, 2, 9]) if rows else 4096
@@ -86,7 +87,8 @@ def _pieces(chance: random.Random) -> list[tuple[list[str], list[str]]]:
     "08-2",
     question="""After the recording of which piece may the memory of each output be given out again?
 
-Write `may_go(pieces)`. `pieces` is a list with a pair (reads, writes) for each piece, in order: the names of the tensors that
+Write `may_go(pieces)`. `pieces` is a list with a pair (reads, writes) for each piece, in order: the names of
+the tensors that
 it reads and of those that it makes. Give back a dict: name -> number of the piece (from 0) after whose recording nobody
 needs to own that tensor any more. What no later piece reads may go right after the piece that made it.""",
     hints=(
@@ -108,7 +110,8 @@ def may_go(answer: Callable[[Any], dict[str, int]]) -> Verdict:
         for name, index in expected.items():
             if given[name] < index:
                 return wrong(
-                    f"For {pieces}: {name} would go after piece {given[name]}, and piece {index} reads it: it would read "
+                    f"For {pieces}: {name} would go after piece {given[name]}, and piece {index} reads "
+                    f"it: it would read "
                     "what another recording wrote there."
                 )
             if given[name] > index:
@@ -181,11 +184,15 @@ def _reserved(graphs: Sequence[Sequence[int]], rules: AllocatorRules) -> int:
 
 @exercise(
     "08-4",
-    question="""On the recorded GPU both orders of recording took the same memory. Find two graphs for which the order matters there too.
+    question="""On the recorded GPU both orders of recording took the same memory. Find two graphs for which the
+order matters there too.
 
-Answer with two lists of block sizes in bytes: `(small, large)`, as many blocks in each, every block of `large` at least twice the
-one of `small`, and none above 64 MiB. Recording a graph allocates all of its blocks, then lets all go. The check asks PyTorch's
-rules: blocks up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones get a segment
+Answer with two lists of block sizes in bytes: `(small, large)`, as many blocks in each, every block of `large`
+at least twice the
+one of `small`, and none above 64 MiB. Recording a graph allocates all of its blocks, then lets all go. The
+check asks PyTorch's
+rules: blocks up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger
+ones get a segment
 of their own.""",
     hints=(
         "What kind of block gets a segment just for itself?",
@@ -206,7 +213,8 @@ def order_matters(answer: Any) -> Verdict:
         return right(f"By PyTorch's rules: {said}.")
     if up[emulated] > down[emulated]:
         return nearly(
-            f"The order matters in the emulated pool ({human_bytes(up[emulated])} against {human_bytes(down[emulated])}), but not "
+            f"The order matters in the emulated pool ({human_bytes(up[emulated])} against "
+            f"{human_bytes(down[emulated])}), but not "
             f"by PyTorch's rules: {said}."
         )
     return wrong(f"The order makes nothing worse: {said}.")
@@ -264,17 +272,22 @@ _MISTAKES: dict[str, Callable[[], PoolSimulator]] = {
     "08-5",
     question="""Write the pool's allocator: `reserved(events)` gives back how many bytes it reserved in all.
 
-`events` is a list of pairs: ("a", 1500) asks for a block of 1500 bytes and calls it a; ("a", 0) gives it back. The rules of the
+`events` is a list of pairs: ("a", 1500) asks for a block of 1500 bytes and calls it a; ("a", 0) gives it back.
+The rules of the
 emulated pool:
 - a request is rounded up to a multiple of 512 bytes;
-- it takes the smallest free block that is large enough; of equal ones that in the earliest segment, there the one with the least offset;
+- it takes the smallest free block that is large enough; of equal ones that in the earliest segment, there the
+  one with the least offset;
 - what is left of that block is split off and stays free;
 - if none is large enough, a new segment of exactly that size is reserved;
 - a block that is given back merges with free neighbours of the same segment. Segments are never given back.""",
     hints=(
-        "Keep one list of blocks, each [segment, offset, size, name or None]. Sorted by (segment, offset), neighbours stand side by side.",
-        "Taking: `min` over the free blocks that fit, by (size, segment, offset). Splitting: shorten it, add the rest as a free block.",
-        "Giving back: mark it free, then go through the sorted list and join two blocks in a row that are both free and of one segment.",
+        "Keep one list of blocks, each [segment, offset, size, name or None]. Sorted by (segment, "
+        "offset), neighbours stand side by side.",
+        "Taking: `min` over the free blocks that fit, by (size, segment, offset). Splitting: shorten "
+        "it, add the rest as a free block.",
+        "Giving back: mark it free, then go through the sorted list and join two blocks in a row that "
+        "are both free and of one segment.",
     ),
 )
 def allocator(answer: Callable[[Any], int]) -> Verdict:
@@ -290,6 +303,7 @@ def allocator(answer: Callable[[Any], int]) -> Verdict:
     shortest = min((e for e, g, x in zip(cases, given, expected) if g != x), key=len)
     index = cases.index(shortest)
     return wrong(
-        f"Right for {same} of {len(cases)}. The shortest one that is not: {shortest} reserves {expected[index]:,} bytes, "
+        f"Right for {same} of {len(cases)}. The shortest one that is not: {shortest} reserves "
+        f"{expected[index]:,} bytes, "
         f"and yours says {given[index]:,}."
     )

@@ -57,8 +57,10 @@ def _routes(chance: random.Random) -> list[tuple[Any, ...]]:
     "10-1",
     question="""Be the dispatcher. Write `route(num_tokens, decode, sizes, max_num_seqs)` for FULL_AND_PIECEWISE.
 
-`sizes` is the ascending list of recorded sizes. PIECEWISE graphs exist at all of them and serve any batch; FULL graphs exist for
-decode steps, at the sizes that are not larger than `max_num_seqs`. Give back the pair (mode, tokens): "FULL", "PIECEWISE" or "NONE",
+`sizes` is the ascending list of recorded sizes. PIECEWISE graphs exist at all of them and serve any batch; FULL
+graphs exist for
+decode steps, at the sizes that are not larger than `max_num_seqs`. Give back the pair (mode, tokens): "FULL",
+"PIECEWISE" or "NONE",
 and how many tokens the step runs with.""",
     hints=(
         "First find the least size that holds the tokens. If there is none, nothing is padded.",
@@ -104,7 +106,8 @@ def _counts(chance: random.Random, top: int = 40) -> dict[int, int]:
     "10-2",
     question="""Which share of all tokens that run is padding? Write `waste(counts, sizes)`.
 
-`counts` maps the tokens of a step to how many such steps there were; `sizes` is the list of recorded sizes. A step runs with the
+`counts` maps the tokens of a step to how many such steps there were; `sizes` is the list of recorded sizes. A
+step runs with the
 least size that holds it; above the largest size it runs as it is.""",
     hints=(
         "Add up two numbers over all steps: the padding, and the tokens that run (the padding included).",
@@ -146,13 +149,16 @@ def _cost_of(sizes: Sequence[int], counts: dict[int, int]) -> int:
 
 @exercise(
     "10-3",
-    question="""Write the planner: `best(counts, k)` gives back a list of at most `k` sizes so that as few tokens as possible run in all.
+    question="""Write the planner: `best(counts, k)` gives back a list of at most `k` sizes so that as few
+tokens as possible run in all.
 
-`counts` maps the tokens of a step to how many such steps there were. Every step must find a size (so the largest batch is one of them).
+`counts` maps the tokens of a step to how many such steps there were. Every step must find a size (so the
+largest batch is one of them).
 Trying all lists is too slow: there may be 30 different batches and 8 sizes.""",
     hints=(
         "Some best list has only batches that occur as sizes: a size between two of them could be lowered.",
-        "Let c[j][i] be the least number of tokens for all batches up to the i-th, with j sizes of which the i-th batch is the largest.",
+        "Let c[j][i] be the least number of tokens for all batches up to the i-th, with j sizes of "
+        "which the i-th batch is the largest.",
         "c[j][i] is the least, over all p before i, of c[j-1][p] + batch[i] * (steps with batches after p, up to i).",
     ),
 )
@@ -186,11 +192,14 @@ def best(answer: Callable[..., Any]) -> Verdict:
 
 @exercise(
     "10-4",
-    question=f"""Beat the ladders. Answer with a list of sizes for the traffic of this notebook (`traffic, cost, memory = busy_hour()`): at most
-{BUDGET // 2**20} MiB (`price_sizes(sizes, traffic, cost, memory=memory).pool_bytes`), and a lower expected step cost than every list of the
+    question=f"""Beat the ladders. Answer with a list of sizes for the traffic of this notebook (`traffic, cost,
+memory = busy_hour()`): at most
+{BUDGET // 2**20} MiB (`price_sizes(sizes, traffic, cost, memory=memory).pool_bytes`), and a lower expected step
+cost than every list of the
 engines cut to the same budget. Do it by hand first, looking at the histogram.""",
     hints=(
-        "Above the largest size a step runs without a graph, which costs nearly twice as much: where does the histogram end?",
+        "Above the largest size a step runs without a graph, which costs nearly twice as much: where "
+        "does the histogram end?",
         "Steps with prefill are few and large. A few large sizes catch them; padding them costs little.",
     ),
 )
@@ -204,7 +213,10 @@ def beat(answer: Sequence[int]) -> Verdict:
     lists = compare_sizes(plan, dict.fromkeys(LADDERS), max_num_seqs=SEATS).ladders
     costs = {name: one.expected_step_cost for name, one in lists.items()}
     ahead = [name for name, each in costs.items() if each <= mine.expected_step_cost]
-    said = f"{mine.expected_step_cost:.3f} ms a step, {taken / 2**20:.0f} MiB; the least possible is {plan.expected_step_cost:.3f}"
+    said = (
+        f"{mine.expected_step_cost:.3f} ms a step, {taken / 2**20:.0f} MiB; "
+        f"the least possible is {plan.expected_step_cost:.3f}"
+    )
     if not ahead:
         return right(f"{said}; the best ladder has {min(costs.values()):.3f}.")
     if len(ahead) < len(costs):

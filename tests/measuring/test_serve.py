@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from cgkit import Engine, events
-from cgkit.cli import main
 from cgkit.capturing.dispatcher import Route
+from cgkit.cli import main
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import ConfigError
 from cgkit.measuring import bench_engine, bench_serve
