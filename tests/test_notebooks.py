@@ -70,6 +70,24 @@ PRINTED = {
         "double_negation: matched 1",
         "equal: True",
     ),
+    "08_memory": (
+        "PoolBytes(reserved=12288, allocated=4096)",
+        "weak at once: 40.0",
+        "35 graphs recorded: 5 pieces at 7 sizes (emulated)",
+        "another size in between: -77.0",
+        "recorded on",
+        "CaptureOutOfMemoryError: out of memory while recording 64 tokens",
+        "{'large to small': 0, 'small to large': 6}",
+        "✘ 08-5: wrong. No answer yet",
+    ),
+    "10_serving_real_traffic": (
+        "2 preemptions; 6 of 6 answers are token for token the same as alone",
+        "while serving: {'num_graphs_seen': 0,",
+        "step times: 8B shape, recorded on",
+        "600 requests in 4,448 steps",
+        "--cuda-graph-bs-decode 1 2 4",
+        "✘ 10-4: wrong. No answer yet",
+    ),
 }
 
 

@@ -227,3 +227,67 @@ class PoolSimulator:
         at = bisect.bisect_left(free, block.key, key=lambda entry: entry[0])
         assert free[at][1] is block
         del free[at]
+
+
+class PoolsApart:
+    """As a :class:`PoolSimulator`, of which every name that is used has one of its own (``use(name)``): what
+    recorded pieces would take if they did not share.
+
+    Attributes:
+        pools: name -> its simulator. ``reserved``, ``allocated`` and ``peak_allocated`` are sums over them.
+    """
+
+    def __init__(self, rules: AllocatorRules = CUDA_RULES) -> None:
+        self.rules = rules
+        self.pools: dict[str, PoolSimulator] = {}
+        self._lent: list[tuple[PoolSimulator, int]] = []
+        self.use("")
+
+    def use(self, name: str) -> None:
+        """What is asked for from now on comes from the pool of this name."""
+        self._now = self.pools.setdefault(name, PoolSimulator(self.rules))
+
+    def alloc(self, nbytes: int) -> int:
+        """As :meth:`PoolSimulator.alloc`, from the pool in use."""
+        number = self._now.alloc(nbytes)
+        if number:
+            self._lent.append((self._now, number))
+            number = len(self._lent)
+        return number
+
+    def free(self, number: int) -> None:
+        """As :meth:`PoolSimulator.free`, to the pool that lent the block."""
+        if number:
+            pool, own = self._lent[number - 1]
+            pool.free(own)
+
+    def reset_peak(self) -> None:
+        """Begins a new measurement in each pool."""
+        for pool in self.pools.values():
+            pool.reset_peak()
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the device."""
+        return sum(pool.reserved for pool in self.pools.values())
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in lent blocks."""
+        return sum(pool.allocated for pool in self.pools.values())
+
+    @property
+    def peak_allocated(self) -> int:
+        """The peaks of all pools together."""
+        return sum(pool.peak_allocated for pool in self.pools.values())
+
+    def to_frame(self) -> Any:
+        """The blocks of all pools one under the other, segments numbered through."""
+        import pandas as pd
+
+        frames, first = [], 0
+        for pool in self.pools.values():
+            frame = pool.to_frame()
+            frames.append(frame.assign(segment=frame["segment"] + first))
+            first += len(frame["segment"].unique())
+        return pd.concat(frames, ignore_index=True)

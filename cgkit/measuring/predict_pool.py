@@ -23,7 +23,13 @@ from cgkit.capturing.sizes import CaptureSizes
 from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import ConfigError
-from cgkit.measuring.caching_allocator import CUDA_RULES, EMULATED_RULES, AllocatorRules, PoolSimulator
+from cgkit.measuring.caching_allocator import (
+    CUDA_RULES,
+    EMULATED_RULES,
+    AllocatorRules,
+    PoolsApart,
+    PoolSimulator,
+)
 from cgkit.measuring.piece_tape import OutputSpec, PieceTape, StorageWatch, arguments_at, walk_piece
 
 if TYPE_CHECKING:
@@ -47,6 +53,7 @@ def predict_pool(
     largest_first: bool = True,
     weak_outputs: bool = True,
     uniform_sizes: Sequence[int] | None = None,
+    shared: bool = True,
 ) -> PoolPrediction:
     """What :func:`cgkit.capture` with the same arguments would reserve and allocate in its pool.
 
@@ -57,6 +64,8 @@ def predict_pool(
             which ``compiled`` would be captured. ``"cuda"`` for a model on the CPU answers for the code that
             Inductor generated for the CPU, whose buffers are not quite those of the GPU's; the result says so.
         largest_first: record from large to small, as ``capture`` does. False: the other way round.
+        shared: one pool for all, as ``capture`` has it. False: a pool for each piece (and one for whole steps), to see
+            what sharing saves.
 
     Raises:
         ConfigError: the mode records nothing, or ``allocator`` is unknown.
@@ -71,7 +80,7 @@ def predict_pool(
     plan = CudagraphDispatcher(chosen, resolved).planned_keys(
         uniform_sizes=uniform_sizes, largest_first=largest_first
     )
-    run = _Prediction(compiled, device.type, rules, weak_outputs)
+    run = _Prediction(compiled, device.type, rules, weak_outputs, shared)
     for step_mode, key in plan:
         run.record(step_mode, key.num_tokens, key.uniform_decode)
     return PoolPrediction(
@@ -106,11 +115,16 @@ class _Prediction:
     """Goes through the recordings one after the other, on one simulated pool."""
 
     def __init__(
-        self, compiled: CompiledGraph, device: str, rules: AllocatorRules, weak_outputs: bool
+        self,
+        compiled: CompiledGraph,
+        device: str,
+        rules: AllocatorRules,
+        weak_outputs: bool,
+        shared: bool = True,
     ) -> None:
         self.compiled, self.device, self.weak_outputs = compiled, device, weak_outputs
         self.outputs_only = rules is EMULATED_RULES
-        self.pool = PoolSimulator(rules)
+        self.pool: PoolSimulator | PoolsApart = PoolSimulator(rules) if shared else PoolsApart(rules)
         self.rows: list[dict[str, Any]] = []
         self.kept: list[Any] = []
         self.fullest = self.pool.to_frame()
@@ -150,6 +164,8 @@ class _Prediction:
     ) -> Callable[..., Any]:
         def call(*args: Any) -> Sequence[Any]:
             watch.sweep()
+            if isinstance(self.pool, PoolsApart):
+                self.pool.use(backend.name if alone else "")
             before = self._before() if alone else None
             tape = self._tape(backend, row["num_tokens"])
             outputs = _play(tape, args, self.pool, watch)
@@ -192,7 +208,9 @@ def _watched(graph_module: Callable[..., Any], watch: StorageWatch) -> Callable[
     return call
 
 
-def _play(tape: PieceTape, args: Sequence[Any], pool: PoolSimulator, watch: StorageWatch) -> Sequence[Any]:
+def _play(
+    tape: PieceTape, args: Sequence[Any], pool: PoolSimulator | PoolsApart, watch: StorageWatch
+) -> Sequence[Any]:
     """Does to ``pool`` what the tape holds; outputs are new fakes on the blocks that stay."""
     numbers: dict[int, int] = {}
     for block, nbytes in tape.events:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.measuring.lifetimes import output_lifetimes
+from cgkit.measuring.manifest import machine
 from cgkit.measuring.memory import Ledger
 from cgkit.measuring.predict_pool import NOT_IN_THE_POOL, PoolPrediction, predict_pool
 from cgkit.measuring.segments import pool_segments
@@ -65,6 +68,32 @@ def record_memory(
         if device == "cuda":
             torch.cuda.empty_cache()
     return entries
+
+
+@functools.cache
+def memory_here(
+    shape: str = "llama-3.2-1b", device: str | None = None, layers: int | None = None
+) -> Path | None:
+    """A folder with the recordings of :func:`record_memory` made on this machine's GPU, for the ``path=`` of
+    :mod:`cgkit.recordings`; None without a GPU: then the recordings of the checkout are to be read. Once a process.
+
+    Args:
+        device: "cpu": a dry run with emulated graphs; None: "cuda" where there is one.
+        layers: fewer layers than the shape has.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else None)
+    if device is None:
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="cgkit-memory-"))
+    files = record_memory(
+        folder, [shape], device=device, layers=layers, prefix="h200", compiler=_COMPILERS[device]
+    )
+    facts = {**machine(), "command": "cgkit.measuring.record_memory.memory_here", "files": files}
+    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+    return folder
+
+
+_COMPILERS = {"cuda": "inductor", "cpu": "eager"}
 
 
 class _Recording:

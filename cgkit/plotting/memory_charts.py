@@ -136,6 +136,37 @@ def orders(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
 
 
 @styled
+def by_largest(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
+    """The pool's reserved bytes over the largest recorded size, a line for each way of recording.
+
+    ``frame``: the largest sizes as index, a column of bytes for each way; a way's figures include all smaller sizes.
+    """
+    ax = style.new_axes(ax, 8.4, 3.4)
+    scale, unit = _scale(frame.max().max())
+    looks = zip((style.MEMORY, style.PADDING, style.COMPILED, style.SPLITTING), ("o-", "s--", "^:", "D-."))
+    for (way, column), (colour, look) in zip(frame.items(), looks):
+        ax.plot(
+            range(len(column)),
+            column / scale,
+            look,
+            color=colour,
+            linewidth=1.8,
+            markersize=5,
+            label=str(way),
+        )
+    ax.set_xticks(range(len(frame)), [str(size) for size in frame.index])
+    ax.set_xlabel("largest recorded size (tokens); the smaller ones are recorded too")
+    ax.set_ylabel(f"reserved, {unit}")
+    ax.set_ylim(bottom=0)
+    ax.grid(axis="y")
+    legend_below(ax, 2)
+    last = frame.iloc[-1]
+    ratio = last.max() / last.min() if last.min() else 0.0
+    put_title(ax, f"{last.idxmax()}: {ratio:.1f} times {last.idxmin()} at {frame.index[-1]} tokens", about)
+    return ax
+
+
+@styled
 def segments(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """The pool's segments: grey envelopes for what is reserved, stripes for live blocks, to one scale.
 

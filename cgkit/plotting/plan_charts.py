@@ -58,6 +58,38 @@ def compare(
 
 
 @styled
+def by_number(
+    frame: pd.DataFrame,
+    ladders: pd.DataFrame,
+    about: About | None = None,
+    *,
+    unit: str = "ms",
+    ax: Axes | None = None,
+) -> Axes:
+    """The expected cost of a step with the best list of so many sizes, and the engines' lists as points.
+
+    ``frame``: ``sizes`` (how many) and ``expected_step_cost``; ``ladders``: the same with ``list``.
+    """
+    ax = style.new_axes(ax, 8.4, 3.6)
+    ax.plot(frame["sizes"], frame["expected_step_cost"], "o-", color=style.MEMORY, linewidth=1.8, markersize=4,
+            label="the best list of so many sizes")  # fmt: skip
+    looks = zip(
+        ("s", "^", "D", "v", "P", "X"), (style.COMPILED, style.PADDING, style.SPLITTING, "#cc79a7", "#56b4e9")
+    )
+    for row, (marker, colour) in zip(ladders.to_dict("records"), looks):
+        ax.plot([row["sizes"]], [row["expected_step_cost"]], marker, color=colour, markersize=8, linestyle="none",
+                markeredgecolor=style.INK, markeredgewidth=0.5, label=row["list"])  # fmt: skip
+    ax.set_xlabel("recorded sizes")
+    ax.set_ylabel(f"expected cost of a step, {unit}")
+    ax.grid(axis="y")
+    legend_below(ax, 3)
+    best = frame["expected_step_cost"].min()
+    near = frame[frame["expected_step_cost"] <= best * 1.01]["sizes"].min()
+    put_title(ax, f"{near} well chosen sizes are within 1 % of the best {frame['sizes'].max()}", about)
+    return ax
+
+
+@styled
 def overview(
     histogram: pd.DataFrame,
     sizes: Sequence[int],

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 import cgkit
 from cgkit import events
@@ -192,3 +193,28 @@ def test_record_memory_writes_what_the_charts_need(tmp_path):
     for run in ("large to small", "small to large"):
         assert facts["runs"][run]["predicted_reserved_bytes"] == facts["runs"][run]["pool_reserved_bytes"]
     assert facts["emulated"] is True
+
+
+def test_what_is_recorded_on_this_machine_is_read_like_a_recording(monkeypatch):
+    from cgkit import recordings
+    from cgkit.measuring import record_memory as module
+
+    def recorded(folder, shapes, **how):
+        assert (how["device"], how["compiler"], how["layers"]) == ("cpu", "eager", 1)
+        name = f"{how['prefix']}-memory-ledger-{shapes[0]}.csv"
+        (folder / name).write_text("order,name\n0,submod_0\n")
+        return {name: {"what": "a ledger", "model": shapes[0], "emulated": True}}
+
+    monkeypatch.setattr(module, "record_memory", recorded)
+    folder = module.memory_here("a-shape", "cpu", 1)
+    assert folder == module.memory_here("a-shape", "cpu", 1)  # once a process
+    assert list(recordings.load("h200-memory-ledger-a-shape", folder)["name"]) == ["submod_0"]
+    about = recordings.about("h200-memory-ledger-a-shape", folder)
+    assert about.emulated and about.model == "a-shape"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record on")
+def test_without_a_gpu_there_is_nothing_to_record_on():
+    from cgkit.measuring.record_memory import memory_here
+
+    assert memory_here("tiny-llama") is None

@@ -11,7 +11,7 @@ from cgkit import torch_hooks
 from cgkit.capturing import capture
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import ConfigError
-from cgkit.measuring.caching_allocator import CUDA_RULES
+from cgkit.measuring.caching_allocator import CUDA_RULES, EMULATED_RULES, PoolsApart
 from cgkit.measuring.memory import Ledger
 from cgkit.measuring.predict_pool import predict_pool, step_peak_bytes
 from cgkit.measuring.segments import pool_segments
@@ -47,6 +47,37 @@ def recorded(made, mode, largest_first=True):
 @pytest.fixture(scope="module")
 def tiny():
     return runner()
+
+
+def test_a_pool_for_each_piece_is_as_large_as_the_peaks_of_all(tiny):
+    shared, apart = (
+        predict_pool(tiny.executor.compiled, SIZES, mode="PIECEWISE", shared=shared)
+        for shared in (True, False)
+    )
+    assert apart.reserved_bytes > shared.reserved_bytes
+    assert apart.peak_allocated_bytes == shared.peak_allocated_bytes  # sharing changes where blocks lie
+    frame = apart.to_frame()
+    growth = frame["reserved_after_bytes"] - frame["reserved_before_bytes"]
+    assert growth.sum() == apart.reserved_bytes
+    assert growth.groupby(frame["name"]).sum().min() > 0  # each piece has one
+    on_a_gpu = predict_pool(
+        tiny.executor.compiled, SIZES, mode="PIECEWISE", shared=False, allocator="cuda"
+    ).reserved_bytes
+    assert on_a_gpu == len(tiny.executor.compiled.backends) * CUDA_RULES.small_segment
+
+
+def test_pools_apart_give_a_block_back_to_the_pool_that_lent_it():
+    pools = PoolsApart(EMULATED_RULES)
+    pools.use("a")
+    first = pools.alloc(1000)
+    pools.use("b")
+    second = pools.alloc(500)
+    pools.free(first)
+    assert {name: pool.allocated for name, pool in pools.pools.items()} == {"": 0, "a": 0, "b": 512}
+    assert (pools.reserved, pools.allocated, pools.peak_allocated) == (1536, 512, 1536)
+    pools.free(second)
+    pools.reset_peak()
+    assert pools.peak_allocated == pools.alloc(0) == 0
 
 
 @pytest.mark.parametrize("largest_first", [True, False], ids=["large to small", "small to large"])

@@ -6,16 +6,20 @@ import pandas as pd
 import pytest
 
 from cgkit import Engine, events
+from cgkit.capturing.dispatcher import Route
 from cgkit.cli import main
-from cgkit.config import CompilationConfig
+from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import ConfigError
 from cgkit.measuring import bench_engine, bench_serve
 from cgkit.measuring.histogram_file import read_histogram
 from cgkit.measuring.make_requests import fit_requests, synthetic_requests
 from cgkit.measuring.request_trace import RequestTrace
 from cgkit.measuring.serve_traffic import serve_traffic
+from cgkit.measuring.step_clock import StepClock, recorded_step_ms
+from cgkit.measuring.step_cost import recorded_step_cost
 from cgkit.plotting import About, serve_charts, title_of
 from cgkit.serving.runner import Runner
+from cgkit.serving.step_report import StepReport
 
 from ..serving.helpers import toy
 
@@ -242,3 +246,29 @@ def test_benchmarks_of_a_gpu_say_so_without_one(monkeypatch, capsys):
     for name in ("serve", "engine"):
         assert main(["bench", name]) == 1
         assert "--device cpu is a dry run" in capsys.readouterr().err
+
+
+def test_a_step_clock_moves_by_what_each_step_takes_elsewhere(runner):
+    engine = Engine(runner, async_scheduling=False)
+    clock = StepClock(engine, lambda report: 10.0 * report.num_reqs)
+    result = serve_traffic(engine, TRACE, clock=clock, sleep=clock.sleep)
+    steps = result.steps
+    asleep = result.wall_s - 0.010 * steps["num_reqs"].sum()
+    assert asleep > 0 and clock() == pytest.approx(result.wall_s)
+    frame = result.to_frame()
+    assert frame["ttft_ms"][0] == pytest.approx(20)  # two prompts in one step
+    again = Engine(runner, async_scheduling=False)
+    clock = StepClock(again, lambda report: 10.0 * report.num_reqs)
+    other = serve_traffic(again, TRACE, clock=clock, sleep=clock.sleep)
+    assert list(other.steps["num_tokens"]) == list(steps["num_tokens"])  # the same each time
+
+
+def test_recorded_step_times_are_those_of_the_mode_that_was_taken():
+    milliseconds = recorded_step_ms("llama-3.2-1b")
+    took = {}
+    for mode in ("NONE", "PIECEWISE", "FULL"):
+        route = Route(CUDAGraphMode.parse(mode, "mode"), None, 8)
+        took[mode] = milliseconds(StepReport(1, route, True, 8, 8))
+    full = recorded_step_cost("llama-3.2-1b", "FULL")
+    assert took["FULL"] == full.replayed(8) and took["NONE"] == full.uncaptured(8)
+    assert took["FULL"] < took["PIECEWISE"] < took["NONE"]

@@ -318,3 +318,15 @@ def dedup() -> pd.DataFrame:
         {"layers": n, "pieces": n + 1, "compilations": 3, "trace_s": n / 5, "split_s": n / 99, "compile_s": s}
         for n, s in ((4, 10.0), (16, 10.5), (80, 11.0))
     )
+
+
+def by_largest():
+    """Reserved bytes over the largest size, for three ways."""
+    ways = {"large to small": [1024, 2048], "small to large": [1024, 3072], "owned outputs": [2048, 8192]}
+    return pd.DataFrame(ways, index=[1, 2])
+
+
+def by_number():
+    """The best cost for a number of sizes, and two lists."""
+    best = pd.DataFrame({"sizes": [1, 2, 3], "expected_step_cost": [9.0, 5.02, 5.0]})
+    return best, pd.DataFrame({"list": ["a", "b"], "sizes": [2, 3], "expected_step_cost": [6.0, 5.5]})
