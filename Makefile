@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg HF_HUB_OFFLINE=1 
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install tour test test-slow test-all lab notebooks lint bench clean
+.PHONY: help install tour test test-slow test-all lab notebooks docs lint bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ notebooks: $(STAMP) ## runs the notebooks' sources and writes their outputs (ARG
 	@$(BIN)/python notebooks/run.py $(ARGS)
 	@$(BIN)/python notebooks/overview.py
 	@$(BIN)/python notebooks/claims.py
+
+docs: $(STAMP) ## the documentation site in docs/_build/html, its internal links checked (installs Sphinx)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python docs/prepare.py
+	@$(BIN)/python -m sphinx -q -b html docs/_build/source docs/_build/html
+	@$(BIN)/python docs/linkcheck.py docs/_build/html
 
 lint: $(STAMP) ## ruff, mypy, and the arrows between the folders
 	$(BIN)/ruff check cgkit tests

@@ -70,6 +70,16 @@ PRINTED = {
         "double_negation: matched 1",
         "equal: True",
     ),
+    "11_bring_your_own_model": (
+        "5 pieces, 2 of them attention",
+        "the same tokens: True",
+        "27 of 27 weights",
+        "Mamba: it carries a recurrent state",
+        "graphs recorded: 12",
+        "{1: 3, 2: 5, 3: 7}",
+        "7 rows: 0 assumptions",
+        "rows of 8: 1 assumptions",
+    ),
     "08_memory": (
         "PoolBytes(reserved=12288, allocated=4096)",
         "weak at once: 40.0",

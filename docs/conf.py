@@ -1,0 +1,23 @@
+"""The documentation site: ``make docs``. Nothing is executed and nothing is fetched: notebooks show the outputs that they
+were committed with, and no page asks the network for a script, a style or a font."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+project, author, language = "cgkit", "the cgkit authors", "en"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing", "misc.highlighting_failure"]
+
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # a widget needs a kernel: its static picture stands beside it
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+mathjax_path = "unused.js"
+html_theme = "furo"
+html_title = "cgkit"
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
