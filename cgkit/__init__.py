@@ -53,7 +53,7 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names.spli
 __all__ = sorted([*_HOME, *_MODULES])
 
 if TYPE_CHECKING:  # the same names once more, for editors and type checkers: they run no __getattr__
-    from cgkit import exercises, recordings
+    from cgkit import exercises, hazards, recordings
     from cgkit.capturing import (  # type: ignore[no-redef]
         CapturedGraphs,
         CaptureSizes,

@@ -144,7 +144,9 @@ Picture(padding(["article", "sglang", "tensorrt-llm"], max_num_seqs=128).plot_wa
 
 # %% [markdown]
 # Such a curve counts each batch once. Your traffic does not: it has a *distribution*. Here a server is simulated, for requests
-# that arrive at random, with the step times of a recording. It gives how often each batch size comes.
+# that arrive at random, with the step times of a recording. It gives how often each batch size comes. The rate below is a choice: 220 requests a second
+# spread the batches over the whole ladder. At 60 a second nearly all of them are small, and whatever list one plans for them gains
+# next to nothing. Change it and run on from here.
 
 # %%
 from cgkit.measuring.make_requests import synthetic_requests
