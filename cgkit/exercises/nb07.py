@@ -91,7 +91,7 @@ at 8). For these five batches, (tokens, is it a decode batch): (3, True), (3, Fa
 )
 def mode_and_key(answer: Sequence[tuple[str, int | None]]) -> Verdict:
     made = _dispatcher("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), 8)
-    routes = [made.route(*asked) for asked in _ASKED]
+    routes = [made.route_of(*asked) for asked in _ASKED]
     expected = [(route.mode.name, route.key.num_tokens if route.key else None) for route in routes]
     given = [(str(mode).upper(), size) for mode, size in answer]
     if len(given) != len(expected):

@@ -48,7 +48,7 @@ def _routes(chance: random.Random) -> list[tuple[Any, ...]]:
     cases = []
     for tokens in sorted(chance.sample(range(1, 80), 12)):
         for decode in (True, False):
-            route = dispatcher.route(tokens, decode)
+            route = dispatcher.route_of(tokens, decode)
             cases.append((tokens, decode, sizes, seats, (route.mode.name, route.num_tokens)))
     return cases
 

@@ -205,7 +205,7 @@ def _routes(captured: CapturedGraphs, asked: CUDAGraphMode) -> list[dict[str, An
     rows: list[dict[str, Any]] = []
     for kind, uniform in (("decode", True), ("mixed", False)):
         for num_tokens in range(1, captured.sizes.largest + 2):
-            mode, key, padded = captured.dispatcher.route(num_tokens, uniform)
+            mode, key, padded = captured.dispatcher.route_of(num_tokens, uniform)
             answer = {
                 "asked": asked.name,
                 "batch": kind,

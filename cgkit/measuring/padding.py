@@ -223,7 +223,7 @@ def coverage(dispatcher: CudagraphDispatcher | Any, most: int | None = None) -> 
     rows = []
     for kind, uniform in (("decode", True), ("mixed", False)):
         for batch in range(1, most + 1):
-            route = found.route(batch, uniform)
+            route = found.route_of(batch, uniform)
             name = route.mode.name if route.mode else "not captured"
             rows.append({"kind": kind, "batch": batch, "mode": name, "padded": route.num_tokens})
     return Coverage(found.mode.name, rows)
