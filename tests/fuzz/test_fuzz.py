@@ -65,6 +65,8 @@ def try_both_ways(name: str, mode: str) -> tuple[dict[str, str], dict[str, str]]
     assert not bad(checked, CRASH, WRONG)
     assert set(checked) == set(plain)
     refused = {call: checked[call] for call in plain if plain[call] == EQUAL and checked[call] != EQUAL}
+    if bad(plain, WRONG):
+        refused.pop("recording", None)  # of sizes that would be wrong: refused before one of them is served
     assert not refused, "debug refuses what is right"
     return plain, checked
 
