@@ -59,7 +59,7 @@ docs: $(STAMP) ## the documentation site in docs/_build/html, its internal links
 	@$(BIN)/python docs/linkcheck.py docs/_build/html
 
 lint: $(STAMP) ## ruff, mypy, and the arrows between the folders
-	$(BIN)/ruff check cgkit tests
+	$(BIN)/ruff check cgkit tests docs notebooks/*.py
 	$(BIN)/ruff format --check cgkit tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -1,5 +1,5 @@
-"""The documentation site: ``make docs``. Nothing is executed and nothing is fetched: notebooks show the outputs that they
-were committed with, and no page asks the network for a script, a style or a font."""
+"""The documentation site: ``make docs``. Nothing is executed and nothing is fetched: notebooks show the outputs
+that they were committed with, and no page asks the network for a script, a style or a font."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Follows every internal link of the built site, offline: ``python docs/linkcheck.py docs/_build/html``.
 
-A link to a page or file that is not there, or to an anchor that its page does not have, is an error. So is whatever a page
-would fetch from the network by itself (script, style, picture, frame, font).
+A link to a page or file that is not there, or to an anchor that its page does not have, is an error. So is whatever
+a page would fetch from the network by itself (script, style, picture, frame, font).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "video": "src", "object": "data"}
+FETCHED = dict.fromkeys(("script", "img", "iframe", "source", "video"), "src") | {"link": "href", "object": "data"}
 
 
 class Page(HTMLParser):
@@ -43,7 +43,8 @@ def problems(site: Path) -> list[str]:
             if wrong := _wrong(path, link, link in page.fetched, pages):
                 found.append(f"{path.relative_to(site)}: {link}: {wrong}")
     for style in site.rglob("*.css"):
-        found += [f"{style.name}: {address}: fetched" for address in re.findall(r"url\(\s*['\"]?((?:https?:)?//[^)]+)", style.read_text())]
+        addresses = re.findall(r"url\(\s*['\"]?((?:https?:)?//[^)]+)", style.read_text())
+        found += [f"{style.name}: {address}: fetched" for address in addresses]
     return found
 
 

@@ -64,8 +64,13 @@ def main() -> None:
             shutil.copyfile(path, target)
             continue
         text = path.read_text(encoding="utf-8")
-        target.write_text(unlinked(text, path.parent, pages) if path.parent == ROOT or "notebooks" in path.parts else text)
-    shutil.copytree(ROOT / "data", SOURCE / "data", ignore=lambda _, names: [n for n in names if "." in n and not n.endswith(".svg")])
+        elsewhere = path.parent == ROOT or "notebooks" in path.parts
+        target.write_text(unlinked(text, path.parent, pages) if elsewhere else text)
+
+    def no_picture(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if "." in name and not name.endswith(".svg")]
+
+    shutil.copytree(ROOT / "data", SOURCE / "data", ignore=no_picture)
     conf = (SOURCE / "conf.py").read_text().replace("parent.parent", "parents[3]")
     (SOURCE / "conf.py").write_text(conf)
     (SOURCE / "api.md").write_text(api(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Draws the map (``pipeline.svg``) and writes the table of notebooks into ``README.md``: ``python notebooks/overview.py``.
+"""Draws the map (``pipeline.svg``) and writes the table of notebooks: ``python notebooks/overview.py``.
 
 Both come of ``course.csv`` and of which notebooks are there. ``make notebooks`` does it at its end.
 """
