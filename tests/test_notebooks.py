@@ -78,7 +78,7 @@ PRINTED = {
         "graphs recorded: 12",
         "{1: 3, 2: 5, 3: 7}",
         "7 rows: 0 assumptions",
-        "rows of 8: 1 assumptions",
+        "rows of 8: 2 assumptions",
     ),
     "06_recording_and_replaying": (
         "Python ran 1 time",
