@@ -14,8 +14,28 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from nbclient.output_widget import OutputWidget
 
 HERE = Path(__file__).resolve().parent
+
+
+class SilentOutput(OutputWidget):
+    """The output of an ``interact``, kept here and not sent back to the kernel.
+
+    What nbclient (0.11) sends back goes out on the socket on which it waits for the cell's end, past asyncio: the wait
+    may then miss the end and last until the cell's timeout.
+    """
+
+    def sync_state(self) -> None:
+        """Nothing of ours reads it in the kernel."""
+
+
+def client(notebook: nbformat.NotebookNode, timeout: int) -> NotebookClient:
+    """Runs ``notebook`` in the folder of the notebooks; ``timeout`` of a cell, in seconds."""
+    where = {"metadata": {"path": str(HERE)}}
+    made = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where)
+    made.widget_registry["@jupyter-widgets/output"]["OutputModel"] = SilentOutput
+    return made
 
 
 def dress(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -38,10 +58,8 @@ def make(source: Path) -> Path:
     notebook = jupytext.read(source)
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"  # the same each time, for readable diffs
-    where = {"metadata": {"path": str(HERE)}}
-    client = NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
-    client.execute()
+    client(notebook, timeout=900).execute()
     notebook.metadata.pop("jupytext", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day

@@ -3,12 +3,12 @@
 import ast
 import os
 import re
+import runpy
 from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 jupytext = pytest.importorskip("jupytext", reason="the notebooks' sources are paired by jupytext")
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -132,9 +132,8 @@ def execute(path: Path, replace: dict[str, str], twice: bool = False):
     if twice:
         again = [cell for cell in notebook.cells if cell.cell_type == "code"]
         notebook.cells += nbformat.from_dict([dict(cell, id=f"{cell.id}-2") for cell in again])
-    where = {"metadata": {"path": str(FOLDER)}}
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
-    client.execute(env={**os.environ, "PYTHONPATH": str(FOLDER.parent)})
+    client = runpy.run_path(str(FOLDER / "run.py"))["client"]
+    client(notebook, timeout=600).execute(env={**os.environ, "PYTHONPATH": str(FOLDER.parent)})
     return notebook
 
 
