@@ -180,15 +180,21 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def mark_unwritten(tensor: torch.Tensor) -> None:
     """Fills ``tensor`` with what shows that nobody wrote it: NaN, or bytes that are no index."""
-    for dim, step in enumerate(tensor.stride()):
-        if step == 0 and tensor.size(dim) > 1:  # expanded: its elements are one place in memory
-            tensor = tensor.narrow(dim, 0, 1)
+    tensor = once(tensor)
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
         tensor.view(torch.uint8).fill_(0x7F)  # NaN in every FP8 that has one
     elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         tensor.fill_(torch.nan)
     else:
         tensor.fill_(_pattern_of(tensor.dtype))
+
+
+def once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of ``tensor`` that has each place in memory once: of an expanded dimension its first element."""
+    for dim, step in enumerate(tensor.stride()):
+        if step == 0 and tensor.size(dim) > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _pattern_of(dtype: torch.dtype) -> Any:

@@ -14,6 +14,7 @@ import torch
 from cgkit.capturing.platform import GraphPlatform
 from cgkit.capturing.replay_plan import PlannedCall, Refusal, ReplayPlan
 from cgkit.errors import CgkitError
+from cgkit.numerics import mark_unwritten, once, same_bits
 from cgkit.tensor_trees import tensor_leaves
 
 
@@ -90,20 +91,9 @@ class _Check:
         return [tensor.clone() for tensor in one.writes]
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal bit for bit (NaNs too)."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    plain = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in (one, other)]
-    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in plain))
-
-
 def poison(tensor: torch.Tensor) -> None:
     """Overwrites ``tensor``: NaN; zero where there is none (an integer may be an index)."""
-    for dim, step in enumerate(tensor.stride()):
-        if step == 0 and tensor.size(dim) > 1:  # expanded: its elements are one place in memory
-            tensor = tensor.narrow(dim, 0, 1)
-    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        tensor.view(torch.uint8).fill_(0x7F)  # NaN in every FP8 that has one
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        mark_unwritten(tensor)
     else:
-        tensor.fill_(torch.nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)
+        once(tensor).zero_()

@@ -126,6 +126,11 @@ class _Layout:
         self.prepared = self.follows_stream = False
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayPlan:
+        backends = self.compiled.backends
+        if len(self.wrappers) != len(backends):
+            raise Refusal(
+                f"{len(backends)} pieces have {len(self.wrappers)} wrappers: those without one were never recorded"
+            )
         traced = self.compiled.split.traced
         if traced is not None and traced.side_effects:
             raise Refusal(f"forward of {self.compiled.model_name} sets attributes of the model at each call")

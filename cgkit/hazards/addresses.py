@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cgkit.hazards.exhibit import Exhibit, Symptom, said_by
-from cgkit.hazards.road import captured, findings, numbers, record
+from cgkit.hazards.road import captured, compared, findings, numbers, record
 from cgkit.splitting import register_op
 
 
@@ -24,6 +24,9 @@ register_op("attention_into", _attention_into, ["out"], namespace="cgkit_hazards
 register_op(
     "attention_anew", _attention_anew, [], fake_impl=lambda x: torch.empty_like(x), namespace="cgkit_hazards"
 )
+
+#: Splitting operator that writes into what it is given; other exhibits cut at it too.
+ATTENTION_INTO = "cgkit_hazards::attention_into"
 
 # --- a splitting operator that returns a new tensor ------------------------------------------------
 
@@ -62,8 +65,7 @@ def _two_pieces(model: type[nn.Module], device: str) -> Symptom:
             _attention_into(y, out)
         second()
     right = (x + 1).flip(-1) * 2
-    wrong = not torch.equal(result, right)
-    return Symptom(wrong, f"the second piece gives {numbers(result)}, and {numbers(right)} is right")
+    return compared(result, right, "the second piece gives")
 
 
 _OPS: dict[Any, str] = {
@@ -117,9 +119,7 @@ def _update_unnoticed(update: Any, device: str) -> Symptom:
     replay()
     right = x * model.table
     del kept
-    return Symptom(
-        not torch.equal(result, right), f"the replay gives {numbers(result)}, and {numbers(right)} is right"
-    )
+    return compared(result, right, "the replay gives")
 
 
 def _update_checked(update: Any, device: str) -> str:

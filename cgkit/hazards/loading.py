@@ -12,20 +12,14 @@ from torch import Tensor, nn
 from cgkit import compilation_counter
 from cgkit.capturing import CapturedGraphs, capture
 from cgkit.compiling import PiecewiseBackend, compile_pieces
-from cgkit.config import CompilationConfig
+from cgkit.hazards.addresses import ATTENTION_INTO
 from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.road import eager
 from cgkit.measuring.expected_counters import counters_table
-from cgkit.splitting import register_op, split_graph
+from cgkit.splitting import split_graph
 from cgkit.tracing import trace
 
 WrapPiece = Callable[[CapturedGraphs, PiecewiseBackend], Callable[..., Any]]
-
-
-def _into(x: Tensor, out: Tensor) -> None:
-    out.copy_(x.flip(-1))
-
-
-register_op("attention", _into, ["out"], namespace="cgkit_hazards_load")
 
 
 class TwoLayers(nn.Module):
@@ -34,7 +28,7 @@ class TwoLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
             out = torch.empty_like(x)
-            torch.ops.cgkit_hazards_load.attention(x * 2, out)
+            torch.ops.cgkit_hazards.attention_into(x * 2, out)
             x = out + 1
         return x
 
@@ -54,9 +48,7 @@ _wrap_piece = CapturedGraphs._wrap_piece
 
 def _loaded(wrap: WrapPiece, device: str) -> tuple[CapturedGraphs, Any]:
     """Two sizes recorded by a model whose pieces were put in place by ``wrap``; and the counters of that."""
-    settings = CompilationConfig(  # "module": a plan cannot be laid out over pieces that have no wrapper
-        compiler="eager", splitting_ops=("cgkit_hazards_load::attention",), replay_path="module"
-    )
+    settings = eager("PIECEWISE", splitting_ops=[ATTENTION_INTO])
     before = compilation_counter.clone()
     traced = trace(TwoLayers(), torch.ones(4, 4, device=device))
     compiled = compile_pieces(split_graph(traced, settings.splitting_ops), settings)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cgkit.hazards.exhibit import Exhibit, Symptom
-from cgkit.hazards.road import findings, numbers, record
+from cgkit.hazards.road import compared, findings, record
 from cgkit.splitting import register_op
 
 # --- a call that no capture allows -----------------------------------------------------------------------
@@ -102,10 +102,7 @@ def _another_length(ops: Any, device: str) -> Symptom:
     for step in steps:
         step()
     right = attend(x * 2) + 1
-    return Symptom(
-        not torch.equal(result, right),
-        f"with 4 tokens the replay gives {numbers(result)}, and {numbers(right)} is right",
-    )
+    return compared(result, right, "with 4 tokens the replay gives")
 
 
 ATTENTION_INSIDE = Exhibit(

@@ -12,6 +12,7 @@ from cgkit.capturing import CapturedGraphs, capture, get_platform
 from cgkit.capturing.platform import session
 from cgkit.compiling import compile_pieces
 from cgkit.config import CompilationConfig
+from cgkit.hazards.exhibit import Symptom
 from cgkit.measuring.doctor import doctor
 from cgkit.splitting import split_graph
 from cgkit.tracing import trace
@@ -57,6 +58,11 @@ def findings(code: str, model: nn.Module, *example: Any, severity: str = "", **c
     first = found[0]
     where = f", line {first.line}" if first.line else ""
     return f"{first.code} ({first.severity}){where}: {first.what}"
+
+
+def compared(got: torch.Tensor, right: torch.Tensor, what: str) -> Symptom:
+    """Harm if ``got`` is not ``right``; ``what`` begins the sentence that shows both."""
+    return Symptom(not torch.equal(got, right), f"{what} {numbers(got)}, and {numbers(right)} is right")
 
 
 def numbers(tensor: torch.Tensor) -> str:

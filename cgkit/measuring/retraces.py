@@ -20,6 +20,7 @@ from cgkit.config import CompilationConfig, CompilationLevel, CUDAGraphMode
 from cgkit.errors import CgkitError, TraceError
 from cgkit.pipeline import support_torch_compile
 from cgkit.tracing import trace
+from cgkit.tracing.own_code import with_own_code
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,15 +84,7 @@ def _guarded(model: nn.Module, made: list[Any], options: dict[str, Any] | None) 
 
 def _renamed(function: Any) -> FunctionType:
     """A copy of a function whose code has a name that no other has."""
-    own = FunctionType(
-        function.__code__.replace(co_name=f"{function.__name__}_{next(_serial)}"),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    own.__kwdefaults__, own.__annotations__ = function.__kwdefaults__, function.__annotations__
-    return own
+    return with_own_code(function, f"{function.__name__}_{next(_serial)}")
 
 
 def dynamo_runs_by_level(model: nn.Module, calls: Iterable[Sequence[Any]]) -> pd.DataFrame:

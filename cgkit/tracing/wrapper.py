@@ -30,6 +30,7 @@ import torch
 from cgkit import torch_hooks
 from cgkit.errors import TraceError
 from cgkit.tracing.frames import TORCH_FOLDER
+from cgkit.tracing.own_code import with_own_code
 
 
 class TorchCompileWrapperWithCustomDispatcher:
@@ -228,16 +229,7 @@ def _own_copy(
 ) -> FunctionType:
     """A function with a code object of its own that does what ``function`` does."""
     if isinstance(function, FunctionType) and not _behind_a_wrapper(function, bound, signature):
-        copy = FunctionType(
-            function.__code__.replace(),  # equal content, another identity
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__qualname__ = function.__qualname__
-        return copy
+        return with_own_code(function)
     return _shim(function, bound, signature, passed)
 
 

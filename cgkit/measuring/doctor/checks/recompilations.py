@@ -21,6 +21,7 @@ from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tracing.arguments import Arguments, stand_ins
 from cgkit.tracing.frames import Frame
+from cgkit.tracing.own_code import with_own_code
 from cgkit.tracing.trace import dims_of_call
 
 _LINE = re.compile(r"#[^\n]*?(\S+\.py):(\d+) in ")
@@ -142,12 +143,7 @@ def own_forward(model: nn.Module) -> Any:
             return model(*args, **kwargs)
 
         return called
-    own = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
-    own.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(own, model)
+    return MethodType(with_own_code(function), model)
 
 
 def _said(reason: str) -> str:
