@@ -97,17 +97,20 @@ class Visit(Shown):
             "fixed_says": self.fixed_says,
         }
 
+    def told(self) -> list[tuple[str, str]]:
+        """(what, in words): what is shown, line by line."""
+        return [
+            ("happened", self.exhibit.hurt),
+            ("why", self.exhibit.why),
+            ("unnoticed", self.symptom.seen),
+            ("cgkit says", self.says or "(nothing)"),
+            ("fixed", f"{self.fixed_symptom.seen}; cgkit says: {self.fixed_says or '(nothing)'}"),
+        ]
+
     def __repr__(self) -> str:
         where = "emulated graphs" if self.device == "cpu" else self.device
-        lines = [
-            f"{self.exhibit.title}   [{self.exhibit.id}, {where}]",
-            f"  happened:    {self.exhibit.hurt}",
-            f"  why:         {self.exhibit.why}",
-            f"  unnoticed:   {self.symptom.seen}",
-            f"  cgkit says:  {self.says or '(nothing)'}",
-            f"  fixed:       {self.fixed_symptom.seen}; cgkit says: {self.fixed_says or '(nothing)'}",
-        ]
-        return "\n".join(lines)
+        lines = [f"{self.exhibit.title}   [{self.exhibit.id}, {where}]"]
+        return "\n".join(lines + [f"  {name + ':':<12} {text}" for name, text in self.told()])
 
 
 def said_by(call: Callable[[], Any]) -> str:

@@ -169,14 +169,16 @@ def doctor_report(artefact: Any) -> str:
 
 
 def hazard(artefact: Any) -> str:
-    """The code side by side, then what happened and what was said."""
+    """The code side by side, then what happened and what was said; long lines are folded."""
+    wrapped = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere">'
     codes = "".join(
-        f'<div style="flex:1;min-width:20em"><b>{name}</b><pre>{escape(code)}</pre></div>'
+        f'<div style="flex:1;min-width:18em"><b>{name}</b>{wrapped}{escape(code)}</pre></div>'
         for name, code in zip(("broken", "fixed"), artefact.exhibit.code())
     )
-    said = escape(repr(artefact).split("\n", 1)[1])
+    said = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in artefact.told())
+    left = '<table style="text-align:left;vertical-align:top">'
     return _card(
-        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"<pre>{said}</pre>"
+        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"{left}{said}</table>"
     )
 
 

@@ -643,8 +643,9 @@ parts[["module", "plan", "full"]].round(1).astype(object).fillna("")
 def whole_step(batch):
     part = headline[(headline["case"] == "decode") & (headline["batch"] == batch)]
     ax = plotting.headline_chart.panel(part)
-    ax.set_title(f"One decode step, batch {batch}: wall time (ms), × faster than eager; dark: GPU busy; tick: host busy\n"
-                 f"Llama-3.2-1B shape, recorded on {headline.attrs['recorded']}", fontsize=8, loc="left")
+    about = [f"One decode step at batch {batch}: wall time (ms), × faster than eager",
+             "dark: GPU busy · tick: host busy · Llama-3.2-1B shape", f"recorded on {headline.attrs['recorded']}"]
+    ax.set_title("\n".join(about), fontsize=8, loc="left")
     return Picture(ax, f"one decode step at batch {batch}, a bar a mode")
 
 # %%
