@@ -119,7 +119,8 @@ def ways_to_cut(pieces: int, kernels: int, x: torch.Tensor) -> tuple[dict[str, l
         with session(platform):
             made, _ = platform.record(function, pool)
         kept.append(made)  # a prepared launch knows the graph's address only
-        return made.prepared_replay(stream) or made.replay
+        prepare = getattr(made, "prepared_replay", None)
+        return (prepare(stream) if prepare else None) or made.replay
 
     def whole() -> None:
         work(pieces * kernels + pieces - 1)()
