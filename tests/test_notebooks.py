@@ -210,7 +210,8 @@ def test_no_helper_is_longer_than_ten_lines(path):
 @each
 def test_what_is_committed_was_run_in_order_and_without_an_error(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    set_up, *rest = [cell.execution_count for cell in cells]  # `make hosted` may put the first in afterwards
+    assert set_up in (1, None) and rest == list(range(1 + (set_up or 0), len(cells) + (set_up or 0)))
     assert not [out for cell in cells for out in cell.outputs if out.output_type == "error"]
     text = path.read_text()
     assert not re.search(r"/(home|Users|root)/|/[\w/.-]+/cgkit/[\w/]+\.py", text), (

@@ -33,6 +33,15 @@
 # Nothing here needs a GPU. Without one the recorded graphs are **emulated**: the same rules, not the same speed. What is
 # emulated says so. Cells can be run again, in any order that makes sense to Python.
 
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
+
 # %% [markdown]
 # ## The idea
 # Two mechanisms, one on top of the other. **Compiling** makes of many small kernels fewer and better ones, and of the model's

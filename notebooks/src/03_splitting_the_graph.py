@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -33,6 +35,15 @@
 # Three words. *Dynamo* goes through a model's Python once and gives one **graph** of operators (notebook 02). *Recording* (a CUDA graph)
 # writes down the kernels that a piece of code starts, with their arguments and the addresses of their tensors, and *replaying*
 # starts all of them at once, without any Python (notebook 06). *Compiling* makes faster kernels of a graph (notebook 04).
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import warnings

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -26,6 +28,15 @@
 # **Time**: 50 minutes to read; the cells run in about one minute on two cores.
 # **Needs**: cgkit; of the notebooks before, 07 (sizes and padding) and 08 (memory). No GPU. The engine, its scheduler and its batches are real. Without
 # a GPU its graphs are *emulated* and every time measured here is this CPU's, which charts say; where times of a GPU matter they are recorded ones.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import pandas as pd
