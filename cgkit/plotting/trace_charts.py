@@ -44,7 +44,7 @@ def traces_by_call(frame: pd.DataFrame, about: About | None = None, *, ax: Axes 
     ax.set_ylim(0, frame["graphs"].max() + 0.6)
     ax.locator_params(axis="y", integer=True)
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    put_title(ax, "each new graph is a compilation while somebody waits", about)
+    put_title(ax, "Each new graph is a compilation while somebody waits", about)
     return ax
 
 
@@ -71,5 +71,5 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
     ax.set_ylim(0)
     ax.grid(axis="y")
     ax.legend(loc="upper left")
-    put_title(ax, "what lies between a call and its graph (shaded: the middle half of the samples)", about)
+    put_title(ax, "What lies between a call and its graph (shaded: the middle half of the samples)", about)
     return ax

@@ -115,8 +115,8 @@ class Decoder(nn.Module):
 
 
 ids = torch.arange(4, device=DEVICE)
-model = Decoder(2).to(DEVICE)
-traced = cgkit.trace(model, ids)
+two_layers = Decoder(2).to(DEVICE)
+traced = cgkit.trace(two_layers, ids)
 print(traced)
 
 # %% [markdown]
@@ -140,14 +140,14 @@ def replay(captured):
 
 
 # %% slideshow={"slide_type": "subslide"}
-split = cgkit.split_graph(traced, ["course::attend"])
+cut_at_attention = cgkit.split_graph(traced, ["course::attend"])
 right = {}
 for mode in ("FULL", "PIECEWISE"):
     STEP["length"] = 3
-    captured = recorded(split, mode)
+    captured = recorded(cut_at_attention, mode)
     for STEP["length"] in (3, 9):
         with torch.no_grad():
-            right[mode, STEP["length"]] = torch.allclose(replay(captured), model(ids), atol=1e-4)
+            right[mode, STEP["length"]] = torch.allclose(replay(captured), two_layers(ids), atol=1e-4)
 print("emulated" if captured.platform.emulated else "real CUDA graphs")
 pd.Series(right).rename_axis(["recorded", "length"]).unstack().rename(columns="at length {}".format)
 
@@ -260,7 +260,7 @@ cgkit.claim(
         ),
         dict(
             id="splitting-why-attention",
-            measured=f"lengths 3 and 9 give other results of one shape {tuple(model(ids).shape)}; cut there, both are right: {right['PIECEWISE', 3] and right['PIECEWISE', 9]}",
+            measured=f"lengths 3 and 9 give other results of one shape {tuple(two_layers(ids).shape)}; cut there, both are right: {right['PIECEWISE', 3] and right['PIECEWISE', 9]}",
             outcome="confirmed" if right["PIECEWISE", 3] and right["PIECEWISE", 9] else "wrong",
         ),
         dict(

@@ -566,9 +566,9 @@ from cgkit.measuring.bench_dedup import toy_llama, toy_split
 quiet = cgkit.CompilationConfig(compiler="eager", cudagraph_mode="NONE")
 toy = toy_llama(16)
 _, deep = toy_split(toy)
-compiled = cgkit.compile_pieces(deep, quiet)
-print(f"{len(deep.pieces)} pieces, {len(compiled.backends)} of them to compile, {compiled.num_unique} different")
-compiled.to_frame()["key"].value_counts().rename("pieces")
+sixteen = cgkit.compile_pieces(deep, quiet)
+print(f"{len(deep.pieces)} pieces, {len(sixteen.backends)} of them to compile, {sixteen.num_unique} different")
+sixteen.to_frame()["key"].value_counts().rename("pieces")
 
 # %%
 recordings.picture("cpu-bench-dedup", start_charts.dedup)
@@ -577,24 +577,24 @@ recordings.picture("cpu-bench-dedup", start_charts.dedup)
 # Twenty times the layers and the same compile time. What does grow is Dynamo's trace: it walks through every layer.
 
 # %%
-shared = compiled.to_frame()["key"].value_counts()
+shared = sixteen.to_frame()["key"].value_counts()
 cgkit.claim(
     [
         {
             "id": "split-middle-shared",
-            "measured": f"{len(compiled.backends)} pieces, {compiled.num_unique} compilations; one serves {shared.iloc[0]} pieces",
-            "outcome": shared.iloc[0] == len(compiled.backends) - 2,
+            "measured": f"{len(sixteen.backends)} pieces, {sixteen.num_unique} compilations; one serves {shared.iloc[0]} pieces",
+            "outcome": shared.iloc[0] == len(sixteen.backends) - 2,
         },
         {
             "id": "split-17-handles",
-            "measured": f"16 layers: {len(compiled.backends)} pieces, {compiled.num_unique} different",
-            "outcome": compiled.num_unique == 17,
+            "measured": f"16 layers: {len(sixteen.backends)} pieces, {sixteen.num_unique} different",
+            "outcome": sixteen.num_unique == 17,
             "why": "17 is the number of pieces of a 16-layer model. The design document that is cited counts three different ones.",
         },
         {
             "id": "split-content-not-number",
-            "measured": f"{len(compiled.backends)} module numbers, {compiled.num_unique} keys",
-            "outcome": compiled.num_unique < len(compiled.backends),
+            "measured": f"{len(sixteen.backends)} module numbers, {sixteen.num_unique} keys",
+            "outcome": sixteen.num_unique < len(sixteen.backends),
             "why": "Engines no longer leave this to Inductor's cache: they compare the pieces before they ask.",
         },
     ]
@@ -608,9 +608,9 @@ cgkit.claim(
 uneven = toy_llama(4)
 uneven.layers[1].mlp_norm.eps = 1e-4
 _, uneven_split = toy_split(uneven)
-compiled = cgkit.compile_pieces(uneven_split, quiet)
-print(compiled.num_unique, "different")
-cgkit.explain(compiled).why_different("submod_2", "submod_4")
+four = cgkit.compile_pieces(uneven_split, quiet)
+print(four.num_unique, "different")
+cgkit.explain(four).why_different("submod_2", "submod_4")
 
 # %% [markdown]
 # One number in one node, and the piece is compiled for itself. The same happens with a *name*. Suppose that an operator

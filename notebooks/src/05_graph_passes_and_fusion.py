@@ -184,8 +184,8 @@ else:
     bare = [name for name in dict.fromkeys(recorded["variant"]) if name.endswith(", no noop")]
     pairs = [name for each in bare for name in (each.removesuffix(", no noop"), each)]
     columns = ["matched_noop", "matched_fuse_norm_quant", "wall_ms"]
-    rows = recorded[recorded["batch"] == 1].set_index("variant").loc[pairs, columns]
-    print(f"recorded on an H200, torch 2.11, 16 layers:\n{rows}")
+    matched_rows = recorded[recorded["batch"] == 1].set_index("variant").loc[pairs, columns]
+    print(f"recorded on an H200, torch 2.11, 16 layers:\n{matched_rows}")
 
 # %%
 found = sum(each["noop"].matched for each in reports.values())
@@ -538,9 +538,9 @@ recordings.picture("h200-bench-custom-ops", compile_charts.custom_ops)
 # %%
 custom = recordings.find("h200-bench-custom-ops")
 if custom is not None:
-    step = custom.pivot(index="variant", columns="batch", values="wall_ms").loc[list(dict.fromkeys(custom["variant"]))]
+    custom_step = custom.pivot(index="variant", columns="batch", values="wall_ms").loc[list(dict.fromkeys(custom["variant"]))]
     print("time of a step over that of torch code (recorded on an H200):")
-    print((step.div(step.loc["none"]) - 1).map("{:+.1%}".format))
+    print((custom_step.div(custom_step.loc["none"]) - 1).map("{:+.1%}".format))
 
 # %% [markdown]
 # Torch code is faster, because the norm is fused with the sum before it, and hand-written it is two kernels a layer more. What
@@ -567,7 +567,7 @@ cgkit.claim(
 
 # %%
 if custom is not None:
-    slower = step.div(step.loc["none"]).loc["all"] - 1
+    slower = custom_step.div(custom_step.loc["none"]).loc["all"] - 1
     cgkit.claim(
         "levels-custom-ops-trade",
         measured=f"recorded on an H200: hand-written operators take {', '.join(f'{v:+.1%} at batch {b}' for b, v in slower.items())}",

@@ -248,8 +248,8 @@ Picture(serve_charts.steps_taken(every_step, clocked))
 
 # %%
 histogram = served["FULL_AND_PIECEWISE"].histogram().rename(columns={"batch_size": "batch"})
-cost = recorded_step_cost("llama-3.1-8b", "FULL")
-priced = price_sizes(SIZES, histogram, cost)
+decode_cost = recorded_step_cost("llama-3.1-8b", "FULL")
+priced = price_sizes(SIZES, histogram, decode_cost)
 Picture(priced.plot(clocked))
 
 # %% [markdown]
@@ -272,8 +272,8 @@ Picture(serve_charts.batch_sizes(every_step, clocked))
 # And does padding cost time? A decode step reads all weights whatever its size, so up to a point the padded rows are nearly free:
 
 # %%
-print(f"milliseconds a step, {cost.source}")
-cost.to_frame()
+print(f"milliseconds a step, {decode_cost.source}")
+decode_cost.to_frame()
 
 # %% [markdown]
 # From 1 to 32 tokens the replayed step grows by a few per cent. So a coarse list is cheap where sizes are small. What is *not* cheap is to have no graph at all (`uncaptured`): nearly twice the time. **Which
