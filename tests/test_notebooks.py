@@ -54,7 +54,6 @@ PRINTED = {
         "0 compilations; loaded:",
         "compiled: [3, 0]  loaded: [0, 3]",
         "inductor_compile_config is {} in the one, {epilogue_fusion: False} in the other",
-        "2 keys",
         "every piece loaded: True",
         "its content is not what was written",
         "33 pieces, 17 of them to compile, 3 different",
