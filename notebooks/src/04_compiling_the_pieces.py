@@ -57,10 +57,11 @@ from IPython.display import display
 import cgkit
 from cgkit import plotting, recordings
 from cgkit.plotting import Picture, compile_charts, start_charts
+from cgkit.torch_hooks import find_cpp_compiler
 
 CACHE = Path(tempfile.mkdtemp(prefix="cgkit-"))  # a cache of our own, so that what is cold here really is
 os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
-COMPILER = cgkit.torch_hooks.find_cpp_compiler()
+COMPILER = find_cpp_compiler()
 NO_COMPILER = "Left out: without a C++ compiler there is no compiled code here. The notebook in the repository shows it."
 
 # %% [markdown]
