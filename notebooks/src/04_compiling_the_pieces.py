@@ -409,8 +409,8 @@ if names:
 os.environ["CGKIT_CACHE_DIR"] = str(elsewhere)
 third = compile_it()
 os.environ["CGKIT_CACHE_DIR"] = str(CACHE)
-size = f"{packed.stat().st_size:,} bytes" if names else NO_COMPILER
-print(f"{len(names)} keys, {size}; every piece loaded: {third.to_frame()['loaded'].all()}")
+everything = third.to_frame()["loaded"].all()
+print(f"{len(names)} keys, {packed.stat().st_size:,} bytes; every piece loaded: {everything}" if names else NO_COMPILER)
 
 # %% [markdown]
 # Here the other folder is on the same machine. On another one the four factors have to agree: a CPU with other vector
