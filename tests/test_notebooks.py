@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from cgkit import claims
+
 jupytext = pytest.importorskip("jupytext", reason="the notebooks' sources are paired by jupytext")
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -149,6 +151,12 @@ def shuffled(cells):
     return random.Random(len(cells)).sample(cells, len(cells))
 
 
+def claimed(notebook):
+    """The records that ``cgkit.claim`` left."""
+    every = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    return [row for out in every for row in out.get("data", {}).get(claims.MIME, ())]
+
+
 def outputs(notebook, mime: str) -> str:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     found = [out["data"].get(mime, "") for cell in cells for out in cell.outputs if "data" in out]
@@ -187,6 +195,22 @@ def test_a_notebook_runs_and_its_cells_can_be_run_again_in_any_order(name):
     text = printed(notebook) + outputs(notebook, "text/plain")
     assert {part: text.count(part) for part in PRINTED.get(name, ()) if text.count(part) < 2} == {}
     assert "could not be drawn" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["00_tour", "04_compiling_the_pieces", "05_graph_passes_and_fusion"])
+def test_without_a_compiler_it_runs_and_says_what_it_replaced(name, tmp_path):
+    replace = {"MODEL": "'tiny-llama'"} if name == "00_tour" else {}
+    env = {"PATH": str(tmp_path), "CXX": "no-such-compiler"}
+    notebook = execute(FOLDER / f"{name}.ipynb", replace, env=env)
+    assert printed(notebook).count("no C++ compiler was found") == 1
+    outcomes = {row["id"]: row["outcome"] for row in claimed(notebook)}
+    if name == "04_compiling_the_pieces":
+        assert printed(notebook).count("Left out: ") == 3
+        assert outcomes["hash-heading"] == outcomes["adaptor-handle"] == "not measured"
+    if name == "05_graph_passes_and_fusion":
+        assert "double_negation: matched 1" in outputs(notebook, "text/plain")
+        assert outcomes["levels-black-boxes"] == "not measured"
 
 
 @pytest.mark.parametrize("name", PRINTED)
