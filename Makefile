@@ -51,6 +51,7 @@ notebooks: $(STAMP) ## runs the notebooks' sources and writes their outputs (ARG
 	@$(BIN)/python notebooks/hosted.py
 	@$(BIN)/python notebooks/run.py $(ARGS)
 	@$(BIN)/python notebooks/overview.py
+	@$(BIN)/python notebooks/poster.py
 	@$(BIN)/python notebooks/claims.py
 
 hosted: $(STAMP) ## badges and set-up cells for the repository that pyproject.toml names

@@ -15,6 +15,10 @@ import jupytext
 import nbformat
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import run  # noqa: E402 - of this folder
+
 #: What stands for the address while nobody has set it: a badge made of it leads nowhere, and says so.
 UNKNOWN = "OWNER/NAME"
 
@@ -68,7 +72,7 @@ def main() -> None:
     for path in sorted(HERE.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         if put(notebook):
-            nbformat.write(notebook, path)
+            nbformat.write(run.dress(notebook), path)
             print(f"set-up cell: {path.name}")
     if setting()[0] == UNKNOWN:
         print(f"the badges lead nowhere: [tool.cgkit] repository is still {UNKNOWN!r}", file=sys.stderr)

@@ -265,3 +265,15 @@ def test_it_makes_slides_and_folds_the_code_of_claims(path):
     for cell in cells:
         if cell.cell_type == "code" and "cgkit.claim(" in cell.source:
             assert cell.metadata["jupyter"] == {"source_hidden": True}
+
+
+@pytest.mark.slow
+@each
+def test_it_converts_to_slides(path):
+    slides = pytest.importorskip("nbconvert", reason="nbconvert is not installed").SlidesExporter()
+    page, _ = slides.from_filename(path)
+    cells = nbformat.read(path, as_version=4).cells
+    kinds = [cell.metadata.get("slideshow", {}).get("slide_type") for cell in cells]
+    starts = kinds.count("slide") + kinds.count("subslide")
+    assert page.count("<section>") == kinds.count("slide") + starts  # a column a slide, in it a section each
+    assert "Only Colab needs this cell" not in page and "Reveal" in page
