@@ -6,7 +6,7 @@ machines with the same versions, the same checkout and the same kind of processo
 code. Where one of these differs, nothing breaks: the key differs too, and the notebook compiles. The file is code that
 runs: hand it out yourself, and take none from people whom you do not trust.
 
-Notebooks that measure a cold start (04, 11) use an empty cache of their own, and leave nothing here.
+Two notebooks (04, 11) compile into an empty cache of their own, because they show it, and leave nothing here.
 """
 
 from __future__ import annotations
