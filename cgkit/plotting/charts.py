@@ -79,7 +79,10 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     bottom = [0.0] * len(table)
     for mode in table.columns:
         heights = [1000 * value for value in table[mode]]
-        ax.bar(range(len(table)), heights, bottom=bottom, width=0.7, label=mode, color=_mode_colour(mode))
+        look = {"color": _mode_colour(mode), "hatch": style.MODE_HATCHES.get(str(mode), "")}
+        ax.bar(
+            range(len(table)), heights, bottom=bottom, width=0.7, label=mode, edgecolor="white", linewidth=0, **look
+        )  # fmt: skip
         bottom = [a + b for a, b in zip(bottom, heights)]
     ax.set_xticks(range(len(table)), [str(size) for size in table.index])
     ax.set_xlabel("size recorded (tokens)")

@@ -67,7 +67,7 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
             rows["layers"], rows["low_us"], rows["high_us"], color=colour, alpha=0.15, linewidth=0
         )
     ax.set_xlabel("layers")
-    ax.set_ylabel("us a call, the graph itself empty")
+    ax.set_ylabel("µs a call, the graph itself empty")
     ax.set_ylim(0)
     ax.grid(axis="y")
     ax.legend(loc="upper left")
