@@ -148,7 +148,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     ax.set_xlim(-0.6, len(frame) - 0.4)
     ax.set_xlabel("step")
     ax.set_ylabel("tokens")
-    ax.legend(loc="upper right")
+    style.legend_below(ax, 2)
     put_title(
         ax, f"{padded_steps} of {len(frame)} steps were padded; {share:.1%} of all rows computed", about
     )

@@ -78,8 +78,8 @@ def _stairs_title(parts: list, most: int) -> str:
 def _one_stair(ax: Axes, part: pd.DataFrame) -> None:
     counts, padded = list(part["batch"]), list(part["padded"])
     edges = [*(count - 0.5 for count in counts), counts[-1] + 0.5]
-    ax.stairs(padded, edges, baseline=counts, fill=True, facecolor=(style.PADDING, 0.25), hatch="///",
-              edgecolor=style.PADDING, linewidth=0, label="padding")  # fmt: skip
+    ax.stairs(padded, edges, baseline=counts, fill=True, facecolor=style.PADDING, alpha=0.30, hatch="///",
+              label="padding")  # fmt: skip
     ax.stairs(counts, edges, fill=True, color=style.REAL, alpha=0.6, label="real tokens")
     ax.stairs(padded, edges, color=style.PADDING, linewidth=1.3, baseline=None)
     above = part[~part["captured"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
-from cgkit.plotting.style import About, put_title, styled
+from cgkit.plotting.style import About, legend_below, put_title, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +70,6 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
     ax.set_ylabel("µs a call, the graph itself empty")
     ax.set_ylim(0)
     ax.grid(axis="y")
-    ax.legend(loc="upper left")
+    legend_below(ax, 3)
     put_title(ax, "What lies between a call and its graph (shaded: the middle half of the samples)", about)
     return ax
