@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cgkit.compiling import compile_pieces
 from cgkit.compiling.cache import CacheKey, cache_key, explain_cache
 from cgkit.config import CompilationConfig
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import SLOW, WRONG, Exhibit, Symptom
 from cgkit.hazards.road import eager, findings
 from cgkit.splitting import register_op, split_graph
 from cgkit.tracing import trace
@@ -74,6 +74,8 @@ MISSING_FACTOR = Exhibit(
     _two_configs,
     _what_it_lacks,
     on_gpu=False,
+    kind=WRONG,
+    tool="explain_cache",
 )
 
 # --- a key that knows where a file lies ------------------------------------------------------------------
@@ -138,6 +140,8 @@ MOVED_CHECKOUT = Exhibit(
     _after_a_move,
     _why_it_missed,
     on_gpu=False,
+    kind=SLOW,
+    tool="explain_cache",
 )
 
 # --- equal layers that are not seen as equal ----------------------------------------------------------------
@@ -203,6 +207,8 @@ UNSHARED_PIECES = Exhibit(
     lambda model, device: findings(
         "piece-not-shared", model(), torch.ones(8, 4, device=device), splitting_ops=_CUT, compiler="eager"
     ),
+    kind=SLOW,
+    tool="doctor",
 )
 
 # --- recompilations while serving ---------------------------------------------------------------------------
@@ -260,6 +266,8 @@ RECOMPILES = Exhibit(
     lambda model, device: findings(
         "recompilation", model(), *_arguments(model, torch.ones(8, 4, device=device), 1), compiler="eager"
     ),
+    kind=SLOW,
+    tool="doctor",
 )
 
 EXHIBITS = (MISSING_FACTOR, MOVED_CHECKOUT, UNSHARED_PIECES, RECOMPILES)

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import register_drawing, register_html, register_page
-from cgkit.plotting import charts, compile_cards, padding_charts
+from cgkit.plotting import charts, compile_cards, hazard_charts, padding_charts
 from cgkit.plotting.dump_page import dump_page
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import GraphPicture, graph_picture, of_artefact
@@ -272,6 +272,12 @@ def table_only(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def bisection(artefact: Any) -> str:
+    """The stages as a picture, as far as the search went, then its table."""
+    frame = artefact.to_frame()
+    return _card(artefact, Picture(hazard_charts.road(frame)).svg(), table(frame, rows=20))
+
+
 def _timeline_picture(artefact: Any) -> str:
     """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
     explorer = artefact.explore()
@@ -313,7 +319,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
-    "Bisection": table_only,
+    "Bisection": bisection,
     "Debugging": table_only,
     "Ledger": measured,
     "Ledgers": ledgers,
