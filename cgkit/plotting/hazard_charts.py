@@ -55,25 +55,25 @@ def silent(frame: pd.DataFrame, about: About | None = None) -> Axes:
 
 @styled
 def step_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
-    """The time of each call, one line a way; a call that was compiled for has a ring.
+    """The time of each call, one line a way; a call in which something was compiled has a ring.
 
-    ``frame``: columns ``way``, ``call``, ``us``, ``compiled`` (whether something was compiled in it).
+    ``frame``: columns ``way``, ``call``, ``ms``, ``compiled`` (whether something was compiled in it).
     """
     ax = style.new_axes(ax, 8.4, 3.4)
     for number, (way, rows) in enumerate(frame.groupby("way", sort=False)):
         colour, marker = (_WRONG, "X") if number == 0 else (_RIGHT, "o")
-        ax.plot(rows["call"], rows["us"], linestyle="-" if number else "--", color=colour, linewidth=1)
-        ax.plot(rows["call"], rows["us"], marker, color=colour, markersize=6, linestyle="", label=str(way))
+        ax.plot(rows["call"], rows["ms"], linestyle="-" if number else "--", color=colour, linewidth=1)
+        ax.plot(rows["call"], rows["ms"], marker, color=colour, markersize=6, linestyle="", label=str(way))
         made = rows[rows["compiled"]]
-        ax.plot(made["call"], made["us"], "o", markersize=13, markerfacecolor="none", color=style.INK)
+        ax.plot(made["call"], made["ms"], "o", markersize=13, markerfacecolor="none", color=style.INK)
     ax.plot([], [], "o", markersize=11, markerfacecolor="none", color=style.INK, label="compiled in this call")
     ax.set_yscale("log")
     ax.set_xticks(sorted(set(frame["call"])))
     ax.set_xlabel("call")
-    ax.set_ylabel("us a call (log scale)")
+    ax.set_ylabel("ms a call (log scale)")
     ax.grid(axis="y")
     style.legend_below(ax, 3)
-    put_title(ax, "A call that is compiled for waits", about)
+    put_title(ax, "The same calls twice: each ring is a compilation that somebody waited for", about)
     return ax
 
 

@@ -69,6 +69,10 @@ platform
 visits = {}
 
 
+def in_this_notebook(text):
+    return re.sub(r"[^\s(]*ipykernel\S*?\.py:", "this notebook, line ", str(text))
+
+
 def show(id):
     on_gpu = DEVICE != "cpu" and hazards.EXHIBITS[id].on_gpu
     visits[id] = hazards.show(id, DEVICE, apart=True) if on_gpu else hazards.show(id)
@@ -161,7 +165,7 @@ ran = {make.__name__: called_and_replayed(make, torch.ones(4, device=DEVICE)) fo
 steps = pd.DataFrame(
     [row for rows, _ in ran.values() for row in rows], columns=["case", "step", "python", "replay"]
 )
-Picture(plotting.hazard_charts.silent(steps, about))
+Picture(plotting.hazard_charts.silent(steps, about), "four models: what Python would say and what the replay says, by step")
 
 # %% [markdown]
 # No exception, no warning, no NaN. Each is wrong for another reason:
@@ -209,7 +213,7 @@ def on_the_road(make, debug):
     x = torch.ones(4, device=DEVICE)
     try:
         model(x), cgkit.capture_model(model), load_weights(model, 5)
-        return model, f"no error: {model(x)[0]:g}"
+        return model, f"says {model(x)[0]:g}, and {make.forward(model, x)[0]:g} is right"
     except cgkit.CgkitError as error:
         return model, type(error).__name__
 
@@ -228,9 +232,9 @@ said
 
 # %% [markdown]
 # - A **write** of a tensor is always refused, at the first call, with the line. It can be seen in the trace.
-# - A Python **number** that changes is not refused: as usual it goes through, and wrong (`Scales` was called four times or more by
-#   now, and the graph multiplies by what it was at the trace). Many models count something for their logs; that
-#   harms nobody. The doctor says `frozen-number`, and `debug=True` compares each call with the model's own forward.
+# - A Python **number** that changes is not refused: as usual it goes through, and wrong. Many models count something for
+#   their logs, and that harms nobody. The doctor says `frozen-number` (and `replay-differs`: it recorded the model, replayed it
+#   twice, and compared); `debug=True` compares each call with the model's own forward.
 # - A **weight** that is replaced *after* recording cannot be foreseen by any look at the model. So the doctor is silent. What
 #   finds it comes in section 3.
 #
@@ -284,8 +288,7 @@ cgkit.claim(
 
 # %%
 usual, answer = on_the_road(Weighs, debug=False)
-right = float((torch.ones(1, device=DEVICE) * usual.weight)[0])
-print(f"as usual: {answer}, and {right:g} is right")
+print("as usual:", answer)
 moved = cgkit.ledgers(usual).moved
 [{name: row[name] for name in ("graph", "input", "moved")} for row in moved]
 
@@ -316,7 +319,7 @@ except cgkit.CgkitError as error:
 debug_said = said.loc["Weighs", "debug=True"]
 cgkit.claim(
     "recording-address-check",
-    measured=f"a weight that moved: {said.loc['Weighs', 'as usual']} as usual, {debug_said} with debug=True. A moved "
+    measured=f"a weight that moved: as usual the step {said.loc['Weighs', 'as usual']}; with debug=True {debug_said}. A moved "
     f"input of the caller: {refused} even without debug",
     outcome=debug_said == "MovedInputError",
     why="The article's engine checks in debug mode alone. That is when nobody needs it: the users who were hurt were serving "
@@ -397,12 +400,15 @@ print("as usual:", routed(False)(few)[0, 0].item(), "| the model says:", Routes(
 try:
     routed(True)(few)
 except cgkit.CgkitError as error:
-    print(f"debug=True: {type(error).__name__}: " + re.sub(r"/\S*ipykernel\S*py", "this notebook, line", str(error)))
+    print(f"debug=True: {type(error).__name__}: {in_this_notebook(error)}")
 
 # %% [markdown]
 # As usual it is wrong without a word: the trace has one side of the branch. `debug=True` keeps the dropped guards and asks each of them
-# again on every *new* shape. The doctor does the same beforehand, for all sizes that a batch may have. The exhibit has it in its
-# smallest form, and its fix: let the graph compute with the size.
+# again on every shape that comes. Where one fails, model and trace are both run on this call, and a difference raises. (The line
+# in the log is from the recording for 2 rows. Its inputs are zeros, and twice zero is a hundred times zero: no difference *there*.)
+#
+# The doctor does the same beforehand, for all sizes that a batch may have. The exhibit has it in its smallest form, and its fix: let
+# the graph compute with the size.
 
 # %%
 show("dropped-guard")
@@ -573,8 +579,8 @@ def timed_calls(way, model, given):
     for call in range(1, 9):
         arguments, before, started = given(call), len(made), time.perf_counter()
         step(*arguments)
-        us = 1e6 * (time.perf_counter() - started)
-        rows.append({"way": way, "call": call, "us": us, "compiled": len(made) > before})
+        ms = 1e3 * (time.perf_counter() - started)
+        rows.append({"way": way, "call": call, "ms": ms, "compiled": len(made) > before})
     return rows
 
 
@@ -586,8 +592,8 @@ calls = pd.DataFrame(calls)
 Picture(plotting.hazard_charts.step_times(calls, plotting.About(device="this machine's CPU", mode="torch.compile with guards")))
 
 # %%
-slow, quick = (float(calls[calls["way"] == way]["us"][-4:].median()) for way in ("a Python number", "a tensor"))
-print(f"median of the last four calls: {slow:,.0f} us and {quick:,.0f} us, and no compiler was even started: tracing alone")
+slow, quick = (float(calls[calls["way"] == way]["ms"][-4:].median()) for way in ("a Python number", "a tensor"))
+print(f"median of the last four calls: {slow:.1f} ms and {quick:.1f} ms, and no compiler was even started: that is tracing alone")
 show("recompiles")
 
 # %% [markdown]
@@ -637,7 +643,7 @@ counted
 # %%
 dumped = sorted(path.name for path in Path(dump).rglob("*") if path.is_file())
 print(len(dumped), "files:", ", ".join(dumped[:6]), "...")
-captured.to_frame().groupby("piece")["num_tokens"].agg(list).to_frame("recorded sizes")
+captured.to_frame().groupby("name")["num_tokens"].agg(list).to_frame("recorded sizes")
 
 # %%
 loaded = visits.get("unwrapped-load") or show("unwrapped-load")
@@ -778,7 +784,7 @@ found = cgkit.bisect(deep, rows, config=config, adaptor=wrong_compiler)
 Picture(plotting.hazard_charts.road(found.to_frame(), about))
 
 # %%
-print(re.sub(r"/\S*ipykernel\S*py", "this notebook, line", repr(found)))
+print(in_this_notebook(repr(found)))
 
 # %% [markdown]
 # From left to right each *stage* is compared with the eager model on this very input. The first that differs is searched: piece by piece,
@@ -848,7 +854,7 @@ else:
 # Walk through the museum yourself. (Where no kernel runs: the cards above are all of it.)
 
 # %%
-ipywidgets.interact(show, id=list(hazards.EXHIBITS));
+ipywidgets.interact(show, id=ipywidgets.Dropdown(options=list(hazards.EXHIBITS), value="key-miss"));
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 11 · In which order to ask
