@@ -170,15 +170,18 @@ def doctor_report(artefact: Any) -> str:
 
 def hazard(artefact: Any) -> str:
     """The code side by side, then what happened and what was said; long lines are folded."""
-    wrapped = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere">'
+    wrapped = '<pre style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0 .6em">'
     codes = "".join(
         f'<div style="flex:1;min-width:18em"><b>{name}</b>{wrapped}{escape(code)}</pre></div>'
         for name, code in zip(("broken", "fixed"), artefact.exhibit.code())
     )
-    said = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in artefact.told())
-    left = '<table style="text-align:left;vertical-align:top">'
+    left = "text-align:left;vertical-align:top"
+    said = "".join(
+        f'<tr><th style="{left};white-space:nowrap">{name}</th><td style="{left}">{escape(text)}</td></tr>'
+        for name, text in artefact.told()
+    )
     return _card(
-        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"{left}{said}</table>"
+        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"<table>{said}</table>"
     )
 
 

@@ -24,22 +24,22 @@ _VERDICTS = {
 
 
 @styled
-def silent(frame: pd.DataFrame, about: About | None = None) -> Axes:
+def silent(frame: pd.DataFrame, about: About | None = None, *, xlabel: str = "step") -> Axes:
     """What Python would say beside what the replay says, step by step, a panel a case.
 
-    ``frame``: columns ``case``, ``step``, ``python``, ``replay``.
+    ``frame``: columns ``case``, ``step``, ``python``, ``replay``; ``xlabel``: what ``step`` is.
     """
     from matplotlib.figure import Figure
 
     cases = list(dict.fromkeys(frame["case"]))
-    figure = Figure(figsize=(2.7 * len(cases), 2.9))
+    figure = Figure(figsize=(max(2.7 * len(cases), 6.5), 2.9))
     panels = figure.subplots(1, len(cases), squeeze=False)[0]
     for ax, case in zip(panels, cases):
         rows = frame[frame["case"] == case]
         ax.plot(rows["step"], rows["python"], "-o", color=_RIGHT, markersize=4, label="Python would say")
         ax.plot(rows["step"], rows["replay"], "--X", color=_WRONG, markersize=7, label="the replay says")
         ax.set_title(case, fontsize=9.5)
-        ax.set_xlabel("step")
+        ax.set_xlabel(xlabel)
         ax.set_xticks(rows["step"])
         ax.set_ylim(0)
         ax.grid(axis="y")
@@ -85,7 +85,7 @@ def road(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
     """
     from matplotlib.patches import FancyBboxPatch
 
-    ax = style.new_axes(ax, 9.2, 2.3)
+    ax = style.new_axes(ax, 9.2, 2.0)
     for at, row in enumerate(frame.itertuples()):
         fill, hatch = _VERDICTS[row.verdict]
         ax.add_patch(
@@ -107,7 +107,7 @@ def road(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
             found = "\n".join(part for part in (row.piece, row.operator) if part)
             ax.text(at * 2 + 0.75, -0.3, found or row.difference[:40], ha="center", va="top", fontsize=9)
     ax.set_xlim(-0.2, len(frame) * 2 - 0.3)
-    ax.set_ylim(-1.1, 1)
+    ax.set_ylim(-0.85, 0.95)
     ax.set_axis_off()
     put_title(ax, "The first stage that differs from the eager model", about)
     return ax
