@@ -87,9 +87,10 @@ def _forwards() -> str:
 
 @exercise(
     "09-1",
-    question=f"""The example has 8 rows of 4 numbers, and the number of rows changes from call to call. Which code does the
-doctor report of each of these six forwards? (In B, `n` is a Python number; in C, `cache` is a buffer of 4 numbers.) Answer with a
-dictionary from the letter to one of "buffer-write", "dropped-guard", "frozen-number", "graph-break", "specialised-dim", and "none".
+    question=f"""The example has 8 rows of 4 numbers, and the number of rows changes from call to call. Which code
+does the doctor report of each of these six forwards? (In B, `n` is a Python number; in C, `cache` is a buffer of 4
+numbers.) Answer with a dictionary from the letter to one of "buffer-write", "dropped-guard", "frozen-number",
+"graph-break", "specialised-dim", and "none".
 
 {_forwards()}""",
     hints=(
@@ -107,7 +108,8 @@ def predict_findings(answer: Mapping[str, str]) -> Verdict:
     if len(off) == 1:
         return nearly(f"Five of six. Look at {off[0]} again, for which you say {said[off[0]]!r}.")
     return wrong(
-        f"{6 - len(off)} of six. Not so: {', '.join(f'{name} ({said[name]})' for name in off)}. Run cgkit.doctor on one."
+        f"{6 - len(off)} of six. Not so: {', '.join(f'{name} ({said[name]})' for name in off)}. "
+        "Run cgkit.doctor on one of them."
     )
 
 
@@ -134,8 +136,9 @@ class Gate(nn.Module):
 
 @exercise(
     "09-2",
-    question="""This gate is recorded once. Between the replays somebody calls `load` and `set_strength`, and no replay ever
-notices. Give a class with the same four methods for which replays are right. The caller may change `values` after `load`.
+    question="""This gate is recorded once. Between the replays somebody calls `load` and `set_strength`, and no
+replay ever notices. Give a class with the same four methods for which replays are right. The caller may change
+`values` after `load`.
 
     class Gate(nn.Module):
         def __init__(self):
@@ -214,7 +217,7 @@ class Suspect(nn.Module):
 
 
 def suspect() -> tuple[nn.Module, tuple[torch.Tensor], dict[str, Any]]:
-    """A model, its inputs, and the options with which it comes out wrong, for ``cgkit.bisect(model, *inputs, **options)``."""
+    """A model, its inputs, and with which options it comes out wrong: ``cgkit.bisect(model, *inputs, **options)``."""
     from cgkit.hazards.addresses import ATTENTION_INTO
     from cgkit.hazards.faults import WrongCompiler
 
@@ -247,12 +250,12 @@ def guilty_pieces() -> tuple[str, ...]:
     model, inputs, options = suspect()
     found = cgkit.bisect(model, *inputs, **options)
 
-Answer with the list of all pieces that this compiler gets wrong, as bisect names them. `options["adaptor"].mistakes` says which
-functions it confuses; an entry that is deleted is repaired.""",
+Answer with the list of all pieces that this compiler gets wrong, as bisect names them. `options["adaptor"].mistakes`
+says which functions it confuses; an entry that is deleted is repaired.""",
     hints=(
         "bisect ends at the first piece that differs. What hides behind it?",
         "Repair what it found (`del options['adaptor'].mistakes[...]`), and search again.",
-        "A repair heals a function everywhere. In which other pieces is the function that you have just repaired called? "
+        "A repair heals a function everywhere. Which other pieces call the function that you have just repaired? "
         "`cgkit.split_graph(cgkit.trace(model, *inputs), options['config'].splitting_ops)` has the pieces; "
         "`piece.graph_module.code` is a piece's text.",
     ),
@@ -318,17 +321,17 @@ def _cases() -> dict[str, tuple[_Case, bool]]:
 
 @exercise(
     "09-4",
-    question="""Write the heart of `debug=True`. `make_checked(replay, output, eager)` returns a function `step()`. It calls
-`replay()`, whose result lies in the tensor `output` afterwards; `eager()` computes what it should be *now*. `step()` returns the
-result, or raises a ValueError where it is wrong. It must
+    question="""Write the heart of `debug=True`. `make_checked(replay, output, eager)` returns a function `step()`. It
+calls `replay()`, whose result lies in the tensor `output` afterwards; `eager()` computes what it should be *now*.
+`step()` returns the result, or raises a ValueError where it is wrong. It must
 
 - find a stale address, and a number that froze at 1 and is 1.001 now;
 - be silent where only the last bits differ (numbers up to 10^9, added or multiplied in another order, float32);
 - be silent where both have NaN at the same place, and not where one has;
 - return something that the next replay does not overwrite.""",
     hints=(
-        "torch.equal is too strict: compiled code computes in another order. A fixed distance is too lax for small numbers, "
-        "and too strict for large ones.",
+        "torch.equal is too strict: compiled code computes in another order. A fixed distance is too lax for small "
+        "numbers, and too strict for large ones.",
         "float32 has 24 bits: rounding is about 1e-7 of the number. torch.allclose has `rtol`, `atol` and `equal_nan`.",
         "`output` lies in the graph's memory: `.clone()` what you return.",
     ),

@@ -1,8 +1,8 @@
 """Exhibits in a process of their own: on a GPU an illegal address spoils the whole process, and that should be another.
 
 ``python -m cgkit.hazards.apart DEVICE`` reads ids from its input, a line each, and answers each with a line of JSON.
-One such process serves many exhibits, since starting one takes some seconds. It ends itself after an exhibit that raises,
-because CUDA may answer nothing from then on; the next exhibit gets a new one.
+One such process serves many exhibits, since starting one takes some seconds. It ends itself after an exhibit that
+raises, because CUDA may answer nothing from then on; the next exhibit gets a new one.
 """
 
 from __future__ import annotations

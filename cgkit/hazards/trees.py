@@ -30,7 +30,8 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
 
     Returns:
         ``order``, ``replayed`` (the process came to its end), ``equal`` (the replay gave what eager gives; None if it
-        did not come so far), ``status`` (of the process; None after ``timeout``), ``error`` (the last line that it wrote, or "").
+        did not come so far), ``status`` (of the process; None after ``timeout``), ``error`` (the last line that it
+        wrote, or "").
 
     Raises:
         CgkitError: no GPU, or ``order`` is unknown.

@@ -170,7 +170,9 @@ def doctor_report(artefact: Any) -> str:
 
 def hazard(artefact: Any) -> str:
     """The code side by side, then what happened and what was said; long lines are folded."""
-    wrapped = '<pre style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0 .6em">'
+    wrapped = (
+        '<pre style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0 .6em">'
+    )
     codes = "".join(
         f'<div style="flex:1;min-width:18em"><b>{name}</b>{wrapped}{escape(code)}</pre></div>'
         for name, code in zip(("broken", "fixed"), artefact.exhibit.code())

@@ -22,7 +22,8 @@ SAME_ROWS = 4
 
 CSS = """<style>
 table.cg-diff{border-collapse:collapse;table-layout:auto;width:100%;font-size:12.5px}
-table.cg-diff td,table.cg-diff th{padding:.2em .6em;text-align:left;vertical-align:top;border-bottom:1px solid #8c959f40}
+table.cg-diff td,table.cg-diff th{padding:.2em .6em;text-align:left;vertical-align:top;
+border-bottom:1px solid #8c959f40}
 .cg-diff code{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:12px;background:none;
 padding:0;overflow-wrap:anywhere}
 table.cg-diff td.cg-sign{font-weight:700;width:1.2em;text-align:center}

@@ -66,7 +66,9 @@ def step_times(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | No
         ax.plot(rows["call"], rows["ms"], marker, color=colour, markersize=6, linestyle="", label=str(way))
         made = rows[rows["compiled"]]
         ax.plot(made["call"], made["ms"], "o", markersize=13, markerfacecolor="none", color=style.INK)
-    ax.plot([], [], "o", markersize=11, markerfacecolor="none", color=style.INK, label="compiled in this call")
+    ax.plot(
+        [], [], "o", markersize=11, markerfacecolor="none", color=style.INK, label="compiled in this call"
+    )
     ax.set_yscale("log")
     ax.set_xticks(sorted(set(frame["call"])))
     ax.set_xlabel("call")
@@ -101,7 +103,10 @@ def road(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
         )  # fmt: skip
         if at:
             ax.annotate(
-                "", (at * 2 - 0.08, 0.4), (at * 2 - 0.42, 0.4), arrowprops={"arrowstyle": "->", "color": style.INK}
+                "",
+                (at * 2 - 0.08, 0.4),
+                (at * 2 - 0.42, 0.4),
+                arrowprops={"arrowstyle": "->", "color": style.INK},
             )
         if row.verdict in ("differs", "refused"):
             found = "\n".join(part for part in (row.piece, row.operator) if part)

@@ -874,12 +874,14 @@ hazards.table().style.hide(axis="index").set_uuid("hazards").set_table_styles(le
 
 # %% [markdown]
 # The five once more, in sentences:
-# - **LoRA** (8). The adapters of a request are not part of cgkit. A key with a field `has_lora`, recorded with and without, would show it.
+# - **LoRA** (8): small additional weights that a request may ask for. Graphs that were recorded with them compute them for everybody.
+#   cgkit has none; a key with a field `has_lora`, recorded with and without, would show it.
 # - **Guards at each step** (18) are slow and not wrong: there is nothing to catch, only to measure, as notebook 02 did.
 # - **Inductor's own partition** (20) is another way to cut, which cgkit does not drive; compiling one model both ways would show it.
 # - **A decompiler that fails** (24): nothing here rests on one. Where it fails you read a disassembly.
 # - **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`, beside graphs of one's own: the former clear
-#   memory whose address the latter hold. It needs a GPU, and may spoil the process, so it runs in one of its own, if there is a GPU:
+#   memory (of the library for matrix products) whose address the latter hold. It needs a GPU, and may spoil the process. So it runs
+#   in one of its own, if there is a GPU:
 
 # %%
 from cgkit.hazards.trees import replay_beside_trees

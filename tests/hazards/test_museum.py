@@ -71,6 +71,13 @@ def test_the_same_on_a_gpu(id):
     assert visit.row()["platform"] == "cuda"
 
 
+@pytest.mark.gpu
+def test_all_of_them_on_a_gpu_in_one_process_of_their_own():
+    frame = hazards.run("cuda")
+    assert frame["as_described"].all(), frame.loc[~frame["as_described"], ["id", "seen", "says"]].to_string()
+    assert len(frame) == sum(each.on_gpu for each in EXHIBITS.values())
+
+
 def test_all_that_is_known_is_shown_or_says_why_not():
     frame = hazards.table()
     assert list(frame["row"]) == list(range(1, 27)) == [row.number for row in ROWS]
@@ -96,7 +103,7 @@ def test_an_exhibit_in_a_process_of_its_own():
     [
         ("raise SystemExit(3)", "its process ended: status 3"),
         ("import time; time.sleep(60)", "no answer (at most 0.5 s are given)"),
-        ("print('{\"error\": \"illegal address\"}')", "its process ended: illegal address"),
+        ('print(\'{"error": "illegal address"}\')', "its process ended: illegal address"),
     ],
 )
 def test_a_process_that_ends_is_what_is_reported(code, said):

@@ -41,7 +41,9 @@ def test_the_road_says_where_the_search_ended():
     )
     ax = hazard_charts.road(frame, EMULATED)
     assert "submod_2\naten::tanh" in texts(ax) and texts(ax).count("not reached") == 1
-    refused = frame.assign(verdict=["same", "same", "refused"], piece="", operator="", difference="MovedInputError")
+    refused = frame.assign(
+        verdict=["same", "same", "refused"], piece="", operator="", difference="MovedInputError"
+    )
     assert "MovedInputError" in texts(hazard_charts.road(refused))
 
 
