@@ -148,7 +148,7 @@ def _step(calls: Sequence[Call]) -> tuple[float, float]:
     """Device and host time of one step, in microseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    torch.cuda._sleep(_HEAD_START)
+    torch_hooks.device_sleep(_HEAD_START)
     start.record()
     began = time.perf_counter()
     for call in calls:
