@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -26,6 +28,15 @@
 # **Needs**: cgkit. With a GPU real CUDA graphs are recorded, without one *emulated* ones, which repeat the recorded calls on the
 # recorded addresses: they make the same mistakes, and are no faster. Notebook 06 has shown what a graph holds (addresses, shapes,
 # numbers) and what it does not (Python). Here whole models stumble over it.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import contextlib
@@ -365,11 +376,11 @@ def attend(x):
     return x[: lengths["batch"]].mean(0).expand_as(x)
 
 
-x, pool = torch.arange(16.0, device=DEVICE).reshape(4, 4), platform.new_pool()
-attend(x * 2)  # the warm-up
-inside, inside_out = platform.record(lambda: attend(x * 2) + 1, pool)
-middle = torch.empty_like(x)
-before, doubled = platform.record(lambda: x * 2, pool)
+tokens, pool = torch.arange(16.0, device=DEVICE).reshape(4, 4), platform.new_pool()
+attend(tokens * 2)  # the warm-up
+inside, inside_out = platform.record(lambda: attend(tokens * 2) + 1, pool)
+middle = torch.empty_like(tokens)
+before, doubled = platform.record(lambda: tokens * 2, pool)
 after, cut_out = platform.record(lambda: middle + 1, pool)
 rows = []
 for length in (1, 2, 3, 4):
@@ -377,7 +388,7 @@ for length in (1, 2, 3, 4):
     inside.replay()
     before.replay(), middle.copy_(attend(doubled)), after.replay()  # piece, attention as it is, piece
     for case, out in (("attention recorded inside", inside_out), ("attention between two graphs", cut_out)):
-        rows.append((case, length, float((attend(x * 2) + 1)[0, 0]), float(out[0, 0])))
+        rows.append((case, length, float((attend(tokens * 2) + 1)[0, 0]), float(out[0, 0])))
 by_length = pd.DataFrame(rows, columns=["case", "step", "python", "replay"])
 attention_picture = plotting.hazard_charts.silent(by_length, about, xlabel="tokens in the batch")
 Picture(attention_picture, "attention recorded inside of a graph stays at the length of the recording; cut out, it is right")
