@@ -8,6 +8,7 @@ use ``torch_hooks.name``: the modules below are only how the hooks are kept apar
 from cgkit.torch_hooks.autotuning import autotuning_caught
 from cgkit.torch_hooks.cuda import (
     current_raw_stream,
+    device_sleep,
     end_failed_capture,
     pool_blocks,
     pool_segments,
@@ -165,6 +166,7 @@ __all__ = [
     "custom_graph_pass",
     "data_dependence_errors",
     "destroy_library",
+    "device_sleep",
     "drop_all_guards",
     "dynamo_guards",
     "dynamo_side_effects",

@@ -12,6 +12,7 @@ from torch import nn
 import cgkit
 from cgkit import cli, torch_hooks
 from cgkit.measuring.doctor.codes import CODES, codes_frame
+from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import all_codes
 from tests.measuring.doctor import models
 from tests.measuring.doctor.test_checks import X, bad, line_of, report
@@ -87,6 +88,25 @@ def test_looking_for_copies_leaves_no_tensor_without_values_behind():
     model = Remembers()
     report(model, only=["host_copies"])
     assert not hasattr(model, "last")
+
+
+def test_a_buffer_that_forward_replaces_is_put_back_between_two_runs():
+    class Last(nn.Module):
+        last: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x + self.last
+            self.last = x[:1, :1].reshape(1) * 2
+            return out
+
+    model = Last()
+    held = model.last
+    assert bad(report(model)) == {("buffer-write", "error")}  # and no other answer for one row
+    assert model.last is held and not held.any()
 
 
 def test_a_branch_on_a_batch_of_one_has_its_line_though_it_leaves_no_guard():
@@ -215,3 +235,26 @@ def test_every_command_in_python_shows_its_finding_again():
     for finding in found:
         scope = {"cgkit": cgkit, "model": models.Counts(), "example_inputs": (X,)}
         assert finding.code in eval(finding.command, scope).codes
+
+
+def test_reads_on_the_host_are_found_where_the_emulated_platform_cannot_record(monkeypatch):
+    """A model on a GPU; here the doctor is only told that it is on one."""
+    monkeypatch.setattr(Patient, "device", property(lambda self: torch.device("cuda")))
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x / x.max().item()
+
+    class Keeps(nn.Module):
+        def forward(self, x):
+            return x / x.max()
+
+    config = cgkit.CompilationConfig(compiler="eager", cudagraph_capture_sizes=[1, 2, 4, 8], max_num_seqs=8)
+    seen = cgkit.doctor(Reads(), torch.ones(8, 4), config=config, only=["capture_rules"])
+    (found,) = seen.of_code("host-sync")
+    assert (
+        found.source == "return x / x.max().item()"
+        and "only reads on the host" in seen.not_checked["capture_rules"]
+    )
+    quiet = cgkit.doctor(Keeps(), torch.ones(8, 4), config=config, only=["capture_rules"])
+    assert not quiet.of_code("host-sync")
