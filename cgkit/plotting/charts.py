@@ -147,6 +147,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     padded_steps = sum(value > 0 for value in extra)
     ax.set_xlim(-0.6, len(frame) - 0.4)
     ax.set_xlabel("step")
+    ax.locator_params(axis="x", integer=True)
     ax.set_ylabel("tokens")
     style.legend_below(ax, 2)
     put_title(
