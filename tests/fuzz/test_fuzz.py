@@ -104,6 +104,25 @@ def test_programs_by_chance(mode):
         assert not bad(outcomes(*parts, cudagraph_mode=mode, debug=True), CRASH, WRONG), parts
 
 
+@pytest.mark.parametrize(
+    ("mode", "parts", "end", "call", "said"),
+    [
+        ("FULL", ["Counts"], "AsIntegers", "other values", "moves.0.steps"),
+        ("NONE", ["BranchOnSize", "WritesY", "WritesBuffer"], "AsIntegers", "one", "The trace itself"),
+        ("PIECEWISE", ["WritesX", "Random"], "InputsAndMore", "overlapping", "share memory"),
+        ("FULL_AND_PIECEWISE", ["Random", "Attends"], "Sums", "padded", "padded with"),
+        ("FULL_AND_PIECEWISE", ["MeanOverTokens"], "AsEighths", "padded", "padded with"),
+        ("NONE", ["Raises", "Selects"], "Itself", "above", "assumption on sizes"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value).replace(" ", "_"),
+)
+def test_what_once_passed_in_silence(mode, parts, end, call, said):
+    """Found by other seeds: flags and numbers of one byte, random numbers beside a fault, an assertion of torch's."""
+    found = outcomes([getattr(moves, part) for part in parts], getattr(moves, end), cudagraph_mode=mode, debug=True)
+    assert not bad(found, CRASH, WRONG)
+    assert said in found[call], found[call]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["WritesX", "ViewsOfOne"])

@@ -186,7 +186,7 @@ def _recorded_for_debugging(captured: CapturedGraphs, args: tuple[Any, ...], kwa
             context=None if context is None else context.attn_metadata,
         )
         try:
-            again(*args, **kwargs)
+            CapturedGraphs.__call__(again, *args, **kwargs)  # stage by stage, not as a whole
         finally:
             again.free()
     finally:
