@@ -193,7 +193,7 @@ class _Capture:
 
     def _lay_out_plans(self, plan: Plan, uniform_sizes: Sequence[int] | None) -> None:
         """Each PIECEWISE step as a flat tuple of calls."""
-        if self.captured.compiled.config.replay_path != "plan" or self.captured.debugging is not None:
+        if self.captured.compiled.config.replay_path != "plan":
             return
         keys = [key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE]
         with self._naming_what_fitted(plan, len(plan) - 1):
