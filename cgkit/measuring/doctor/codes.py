@@ -27,6 +27,7 @@ CODES: Mapping[str, tuple[str, str]] = {
         "warning",
         "a call that would be traced again under guards, with the guard that triggers it",
     ),
+    "guard-cost": ("info", "what evaluating the guards takes at each step, where they stand (level 1)"),
     "none-argument": ("error", "an argument that is None in some calls and given in others"),
     "frozen-number": ("error", "a Python value that is baked into the graph"),
     "argument-differs": ("error", "another call does not fit the trace"),
