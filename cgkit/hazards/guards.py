@@ -14,10 +14,10 @@ from cgkit.hazards.road import findings
 from cgkit.tracing import trace
 
 #: So many weights, each with its guards; little work, so that the guards are most of a step.
-_WEIGHTS = 24
+_WEIGHTS = 40
 _CALLS = 100
 #: A guarded call is slow if it takes so many times what the same bytecode takes without guards.
-_MUCH = 2.0
+_MUCH = 1.6
 
 
 class ManyWeights(nn.Module):
