@@ -22,12 +22,12 @@ from tests.fuzz.programs import CALLS, CRASH, EQUAL, WRONG, draw, outcomes
 SILENT = {
     "BranchOnSize": "doctor's dropped-guard",
     "BranchOnOne": "doctor's zero-one",
-    "MeanOverTokens": "debug only: the rows that a batch is padded with are in it",
+    "MeanOverTokens": "doctor's mixed-rows",
     "WritesX": "debug only: arguments that share memory, written in place",
     "WritesY": "debug only: arguments that share memory, written in place",
     "Counts": "doctor's frozen-number",
     "Raises": "doctor's dropped-guard",
-    "Sums": "debug only: the rows that a batch is padded with are in it",
+    "Sums": "doctor's mixed-rows",
 }
 #: Tried in every run; the others when there is time.
 QUICK = ("BranchOnOne", "MeanOverTokens", "WritesX", "Counts", "InputsAndMore", "AsEighths")

@@ -48,6 +48,7 @@ CODES: Mapping[str, tuple[str, str]] = {
     "outside-pool": ("warning", "tensors that a graph reads and that its pool does not own"),
     "moved-input": ("error", "an input of a recorded piece that lies elsewhere in each step"),
     "replay-differs": ("error", "recorded and replayed, the model computes something else than eagerly"),
+    "mixed-rows": ("error", "the rows of a batch are mixed, so what it is padded with is in its result"),
     "above-largest": ("warning", "batches above the largest recorded size run without a graph"),
     "size-gap": ("warning", "a gap in the sizes pads a batch to a multiple of itself"),
     "size-never-run": ("warning", "a size is recorded that no step has"),

@@ -104,15 +104,15 @@ class _Collected(Exception):  # noqa: N818 - no error: the inputs are there
     pass
 
 
-def graph_inputs(patient: Patient) -> list[Any]:
-    """What the graph gets in the example call: the model's own weights, copies of the arguments."""
+def graph_inputs(patient: Patient, call: Any = None) -> list[Any]:
+    """What the graph gets in a call (None: copies of the example): the model's own weights, and the arguments."""
     found: list[Any] = []
 
     def collect(*inputs: Any) -> Any:
         found.extend(inputs)
         raise _Collected
 
-    args, kwargs = patient.copies()
+    args, kwargs = patient.copies() if call is None else call
     assert patient.traced is not None
     with contextlib.suppress(_Collected):
         patient.traced.bind(collect)(*args, **kwargs)

@@ -55,6 +55,7 @@ CASES = {
     "outside-pool": Case("ReadsGlobal", "ReadsOwn"),
     "moved-input": Case("CallsFresh", "Attends", X, FRESH, CUT),
     "replay-differs": Case("Counts", "CountsNot"),
+    "mixed-rows": Case("MixesRows", "LooksBack"),
     "above-largest": Case("PrintsNot", "PrintsNot", X, ["--sizes", "1", "2", "4"], ["--sizes", "1", "2", "4", "8"]),
     "size-gap": Case("PrintsNot", "PrintsNot", X, ["--sizes", "1", "8"], ["--sizes", "1", "2", "4", "8"]),
     "size-never-run": Case("PrintsNot", "PrintsNot", X, ["--set", "max_num_batched_tokens=4"], []),

@@ -16,6 +16,7 @@ from cgkit.measuring.doctor.checks import dynamic_operators
 from cgkit.measuring.doctor.checks import outside_pool
 from cgkit.measuring.doctor.checks import moving
 from cgkit.measuring.doctor.checks import replayed
+from cgkit.measuring.doctor.checks import mixed_rows
 from cgkit.measuring.doctor.checks import sizes
 from cgkit.measuring.doctor.checks import unshared
 from cgkit.measuring.doctor.checks import cache
