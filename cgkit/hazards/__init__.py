@@ -36,8 +36,16 @@ EXHIBITS: dict[str, Exhibit] = {
         (
             one
             for module in (
-                addresses, compiling, decompiling, guards, loading, memory, recording, shapes, workspaces,
-            )  # fmt: skip
+                addresses,
+                compiling,
+                decompiling,
+                guards,
+                loading,
+                memory,
+                recording,
+                shapes,
+                workspaces,
+            )
             for one in module.EXHIBITS
         ),
         key=lambda each: each.rows,

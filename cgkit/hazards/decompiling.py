@@ -33,7 +33,9 @@ def knows_this_bytecode(code: CodeType) -> str:
 
 def _assembled(code: CodeType, known: dict[str, str]) -> str:
     words = [known[each.opname].format(each.argval) for each in dis.get_instructions(code)]
-    return f"def {code.co_name}({', '.join(code.co_varnames[: code.co_argcount])}):\n    " + " ".join(filter(None, words))
+    return f"def {code.co_name}({', '.join(code.co_varnames[: code.co_argcount])}):\n    " + " ".join(
+        filter(None, words)
+    )
 
 
 Decompiler = Callable[[CodeType], str]

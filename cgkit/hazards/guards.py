@@ -73,7 +73,11 @@ GUARDED_STEP = Exhibit(
     without_guards,
     _timed,
     lambda way, device: findings(
-        "guard-cost", ManyWeights().to(device), torch.ones(8, 4, device=device), severity="info", level=_LEVEL[way]
+        "guard-cost",
+        ManyWeights().to(device),
+        torch.ones(8, 4, device=device),
+        severity="info",
+        level=_LEVEL[way],
     ),
 )
 

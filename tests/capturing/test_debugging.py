@@ -360,7 +360,9 @@ def test_a_replay_plan_that_took_a_number_for_given(prepare):
             assert torch.equal(captured(x), torch.full((4, 2), 12.0))
         with set_forward_context(now):
             if debug and prepare is prepares_too_much:
-                with pytest.raises(WrongReplayError, match=r"debugged::prepared as prepared call .*fixed") as caught:
+                with pytest.raises(
+                    WrongReplayError, match=r"debugged::prepared as prepared call .*fixed"
+                ) as caught:
                     captured(x)
                 assert (caught.value.stage, caught.value.piece) == ("replayed", "submod_1")
                 continue
@@ -383,7 +385,9 @@ def test_graphs_captured_by_hand_are_compared_with_forward_as_a_whole(mode):
     model = OneByOne()
     captured = capture(built(model, torch.ones(6, 2)), [2, 4], mode=mode)
     assert torch.equal(captured(torch.ones(3, 2)), model(torch.ones(3, 2)))
-    with pytest.raises(WrongResultError, match="OneByOne gives something else than its own forward .* leave no guard"):
+    with pytest.raises(
+        WrongResultError, match="OneByOne gives something else than its own forward .* leave no guard"
+    ):
         captured(torch.ones(1, 2))
     plain = toy("cpu", model)
     assert not torch.equal(capture(plain, [2, 4], mode=mode)(torch.ones(1, 8)), model(torch.ones(1, 8)))

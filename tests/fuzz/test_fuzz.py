@@ -118,7 +118,9 @@ def test_programs_by_chance(mode):
 )
 def test_what_once_passed_in_silence(mode, parts, end, call, said):
     """Found by other seeds: flags and numbers of one byte, random numbers beside a fault, an assertion of torch's."""
-    found = outcomes([getattr(moves, part) for part in parts], getattr(moves, end), cudagraph_mode=mode, debug=True)
+    found = outcomes(
+        [getattr(moves, part) for part in parts], getattr(moves, end), cudagraph_mode=mode, debug=True
+    )
     assert not bad(found, CRASH, WRONG)
     assert said in found[call], found[call]
 

@@ -133,6 +133,7 @@ def test_a_number_that_a_recording_froze():
 
 TABLE = {0: torch.full((2,), 3.0)}
 
+
 def _by_table(x: Tensor, out: Tensor) -> None:
     torch.mul(x, TABLE[0], out=out)
 

@@ -29,7 +29,12 @@ def served(model, **config):
 
 @pytest.mark.parametrize(
     ("options", "was"),
-    [({"level": 0}, False), ({"level": 0}, True), ({"level": 1}, False), ({"cudagraph_mode": "PIECEWISE"}, False)],
+    [
+        ({"level": 0}, False),
+        ({"level": 0}, True),
+        ({"level": 1}, False),
+        ({"cudagraph_mode": "PIECEWISE"}, False),
+    ],
     ids=str,
 )
 def test_a_runner_does_not_change_which_form_a_shared_models_layers_take(options, was, monkeypatch):
@@ -41,7 +46,9 @@ def test_a_runner_does_not_change_which_form_a_shared_models_layers_take(options
     prompts, calls = prompts_of([3, 5]), []
     for kind in {type(layer) for layer in model.modules() if isinstance(layer, CustomOp)}:
         own = kind.forward_custom
-        monkeypatch.setattr(kind, "forward_custom", lambda self, *a, own=own: (calls.append(1), own(self, *a))[1])
+        monkeypatch.setattr(
+            kind, "forward_custom", lambda self, *a, own=own: (calls.append(1), own(self, *a))[1]
+        )
     other = served(model, level=0, custom_ops=("none",))
     want = tokens_of(other, prompts)
     assert not calls

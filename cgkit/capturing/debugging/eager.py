@@ -24,8 +24,8 @@ _TO_FLOAT64 = {"float", "half", "bfloat16"}
 
 class EagerRun(NamedTuple):
     """``outputs``; ``given``: the copies of the inputs, as the run left them; ``random``: it drew random numbers;
-    ``unwritten``: the types of memory that it made and need not have filled, in which NaN (a pattern) stands for "nobody
-    wrote this"."""
+    ``unwritten``: the types of memory that it made and need not have filled, in which NaN (a pattern) stands for
+    "nobody wrote this"."""
 
     outputs: Any
     given: Sequence[Any]

@@ -3,8 +3,8 @@
 PIECEWISE: the split graph is gone through; each piece is replayed and run eagerly on copies of the same inputs, and
 each value that a later piece reads must still be what it was when it was made. FULL: the recording keeps a copy of
 what each piece and operator gave (a probe, recorded with the rest), and after the replay the step is gone through
-eagerly, fed with the probes, so that each piece is judged by itself. A replay plan, by which PIECEWISE steps run without
-``debug=True``, runs after the pieces, and has to give the same.
+eagerly, fed with the probes, so that each piece is judged by itself. A replay plan, by which PIECEWISE steps run
+without ``debug=True``, runs after the pieces, and has to give the same.
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ class Whole(Protocol):
     """What is needed here of a decorated model's :class:`cgkit.pipeline.CompiledModel`, and of others' parts."""
 
     @property
-    def model(self) -> nn.Module: ...  # noqa: D102
+    def model(self) -> nn.Module: ...
     @property
-    def traced(self) -> TracedGraph | None: ...  # noqa: D102
+    def traced(self) -> TracedGraph | None: ...
     @property
-    def compiled(self) -> CompiledGraph | None: ...  # noqa: D102
+    def compiled(self) -> CompiledGraph | None: ...
     @property
-    def captured(self) -> CapturedGraphs | None: ...  # noqa: D102
+    def captured(self) -> CapturedGraphs | None: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class CheckedGraphs(CapturedGraphs):
         model = traced.wrapper.owner if traced is not None and traced.wrapper is not None else None
         if not isinstance(model, nn.Module):
             return self.unchecked
-        ref = weakref.ref(self)  # a cycle would keep the graphs until the next collection
+        ref: weakref.ref[CapturedGraphs] = weakref.ref(
+            self
+        )  # a cycle would keep the graphs until the next collection
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return CapturedGraphs.__call__(ref(), *args, **kwargs)  # type: ignore[arg-type]
@@ -151,9 +153,7 @@ def beside_forward(state: Whole, call: Callable[..., Any]) -> Callable[..., Any]
     return checked
 
 
-def _called(
-    state: Whole, call: Callable[..., Any], given: Any, before: Any, error: Exception | None
-) -> Any:
+def _called(state: Whole, call: Callable[..., Any], given: Any, before: Any, error: Exception | None) -> Any:
     """The result of the call; forward raised ``error`` or None."""
     try:
         result = call(*given[0], **given[1])
@@ -164,8 +164,8 @@ def _called(
             raise error from failed
         raise WrongResultError(
             f"{_name(state)} fails where its own forward does not ({type(failed).__name__}: "
-            f"{' '.join(str(failed).split())}): the trace or the compiled pieces hold something that is not so for this "
-            "call (a size, a count that depends on values). cgkit.bisect names the stage, cgkit.doctor the line"
+            f"{' '.join(str(failed).split())}): the trace or the compiled pieces hold something that is not so for "
+            "this call (a size, a count that depends on values). cgkit.bisect names the stage, cgkit.doctor the line"
         ) from failed
     if error is not None:
         raise WrongResultError(

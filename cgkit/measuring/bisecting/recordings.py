@@ -41,7 +41,9 @@ def held_otherwise(old: CapturedGraphs, new: CapturedGraphs, key: BatchDescripto
                 return _located(pieces, done, compiled, a, what)
             done += compiled
         if len(calls[0]) != len(calls[1]):
-            return Held(*_place(pieces, done, False), f"{len(calls[0])} calls, and one made now {len(calls[1])}")
+            return Held(
+                *_place(pieces, done, False), f"{len(calls[0])} calls, and one made now {len(calls[1])}"
+            )
     return None
 
 
@@ -73,7 +75,7 @@ class _Own:
 
 
 def _difference(a: TapedCall, b: TapedCall, own: _Own, others: _Own) -> str:
-    """"" or what ``a`` holds, and what ``b``."""
+    """ "" or what ``a`` holds, and what ``b``."""
     if isinstance(a.function, OpOverload) and a.function is not b.function:
         return f"a call of {a.name}, and one made now calls {b.name} there: Python took another branch"
     given = [*a.args], dict(a.kwargs)
@@ -81,7 +83,9 @@ def _difference(a: TapedCall, b: TapedCall, own: _Own, others: _Own) -> str:
     numbers = [dict(number_leaves(each)) for each in (given, now)]
     for path, value in numbers[0].items():
         if path in numbers[1] and _unlike(value, numbers[1][path]):
-            return f"the number {value!r} in its call of {a.name}, and one made now holds {numbers[1][path]!r}"
+            return (
+                f"the number {value!r} in its call of {a.name}, and one made now holds {numbers[1][path]!r}"
+            )
     tensors = dict(tensor_leaves(now))
     for path, tensor in tensor_leaves(given):
         other = tensors.get(path)

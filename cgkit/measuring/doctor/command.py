@@ -116,7 +116,9 @@ def _fields(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
-            raise CgkitError(f"--set {text}: write NAME=VALUE with a field of CompilationConfig: {', '.join(sorted(known))}")
+            raise CgkitError(
+                f"--set {text}: write NAME=VALUE with a field of CompilationConfig: {', '.join(sorted(known))}"
+            )
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -20,7 +20,6 @@ from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError
 from cgkit.measuring.doctor.report import Report
 
 
-
 def doctor(
     model: nn.Module,
     *example_inputs: Any,

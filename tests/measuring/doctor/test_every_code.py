@@ -41,9 +41,13 @@ CASES = {
     "dropped-guard": Case("Branches", "BranchesToTheSame"),
     "recompilation": Case("Counts", "CountsNot"),
     "guard-cost": Case("PrintsNot", "PrintsNot", X, ["--set", "level=1"], []),
-    "none-argument": Case("MaybeMask", "MaybeMask", X, ["--other", f"({X}, {X})"], ["--other", "torch.ones(5, 4)"]),
+    "none-argument": Case(
+        "MaybeMask", "MaybeMask", X, ["--other", f"({X}, {X})"], ["--other", "torch.ones(5, 4)"]
+    ),
     "frozen-number": Case("Counts", "CountsNot"),
-    "argument-differs": Case("PrintsNot", "PrintsNot", X, ["--other", f"{X}.double()"], ["--other", "torch.ones(5, 4)"]),
+    "argument-differs": Case(
+        "PrintsNot", "PrintsNot", X, ["--other", f"{X}.double()"], ["--other", "torch.ones(5, 4)"]
+    ),
     "buffer-write": Case("WritesBuffer", "ReturnsBuffer"),
     "host-sync": Case("Syncs", "Attends", X, [], CUT),
     "capture-forbidden": Case("Resizes", "Attends", X, [], CUT),
@@ -56,13 +60,23 @@ CASES = {
     "moved-input": Case("CallsFresh", "Attends", X, FRESH, CUT),
     "replay-differs": Case("Counts", "CountsNot"),
     "mixed-rows": Case("MixesRows", "LooksBack"),
-    "above-largest": Case("PrintsNot", "PrintsNot", X, ["--sizes", "1", "2", "4"], ["--sizes", "1", "2", "4", "8"]),
+    "above-largest": Case(
+        "PrintsNot", "PrintsNot", X, ["--sizes", "1", "2", "4"], ["--sizes", "1", "2", "4", "8"]
+    ),
     "size-gap": Case("PrintsNot", "PrintsNot", X, ["--sizes", "1", "8"], ["--sizes", "1", "2", "4", "8"]),
     "size-never-run": Case("PrintsNot", "PrintsNot", X, ["--set", "max_num_batched_tokens=4"], []),
     "piece-not-shared": Case("NamedLayers", "LayersNamedWell", X, CUT),
 }
 #: Tried in every run: those that need what only the command's own options give.
-QUICK = {"uneven-sizes", "guard-cost", "none-argument", "argument-differs", "cpu-tensor", "size-never-run", "zero-one"}
+QUICK = {
+    "uneven-sizes",
+    "guard-cost",
+    "none-argument",
+    "argument-differs",
+    "cpu-tensor",
+    "size-never-run",
+    "zero-one",
+}
 #: What is told of right models too, as an info.
 ALSO_OF_RIGHT_MODELS = {"dropped-guard", "none-argument", "outside-pool"}
 
@@ -81,7 +95,15 @@ def test_a_field_that_is_none(given, message, capfd):
 
 
 def told(capfd, code, name, inputs, options):
-    words = ["doctor", f"{one_of_each.__file__}:{name}", "--inputs", inputs, "--set", "max_num_seqs=8", *options]
+    words = [
+        "doctor",
+        f"{one_of_each.__file__}:{name}",
+        "--inputs",
+        inputs,
+        "--set",
+        "max_num_seqs=8",
+        *options,
+    ]
     if "--sizes" not in options:
         words += ["--sizes", "1", "2", "4", "8"]
     for each in CHECKS.values():

@@ -98,7 +98,9 @@ def test_a_branch_on_a_batch_of_one_has_its_line_though_it_leaves_no_guard():
     assert bad(report(models.OneLikeMany())) == set()
 
 
-@pytest.mark.parametrize(("cls", "mark"), [(models.MixesRows, "# mixes"), (models.TakesTheLast, "# the last")])
+@pytest.mark.parametrize(
+    ("cls", "mark"), [(models.MixesRows, "# mixes"), (models.TakesTheLast, "# the last")]
+)
 @pytest.mark.parametrize("inputs", [X, torch.ones(2, 4), torch.ones(1, 4)], ids=["rows", "two alike", "one"])
 def test_a_model_that_mixes_the_rows_of_a_batch_sees_its_padding(cls, mark, inputs):
     assert sights(cls, "mixed_rows", inputs)[0] == [("mixed-rows", "error", line_of(cls, mark))]

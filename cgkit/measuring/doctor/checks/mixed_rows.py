@@ -31,7 +31,9 @@ def mixed_rows(patient: Patient) -> Iterator[Finding]:
     if not rows or len(set(patient.dynamic_sizes.values())) > 1:
         raise NotCheckedError("the example has no tokens, or more than one token count")
     if context is not None and context.attn_metadata is not None:
-        raise NotCheckedError("a forward context with metadata is set, which is that of the example's size alone")
+        raise NotCheckedError(
+            "a forward context with metadata is set, which is that of the example's size alone"
+        )
     if observe(patient).random:
         raise NotCheckedError("the model draws random numbers, so no two runs agree")
     try:
@@ -101,7 +103,9 @@ def _call(patient: Patient, rows: int, more: int, fill: Callable[[torch.Tensor],
     into: dict[int, torch.Tensor] = {}
     for entry in patient.traced.inputs:
         if entry.kind == "argument" and entry.dynamic_dims:
-            tensor = original = eval(entry.source, {"__builtins__": {}, "L": scope.arguments})  # Dynamo's text
+            tensor = original = eval(
+                entry.source, {"__builtins__": {}, "L": scope.arguments}
+            )  # Dynamo's text
             for dim in entry.dynamic_dims:
                 behind = tensor.narrow(dim, rows, more).flip(dim)
                 tensor = torch.cat([tensor.narrow(dim, 0, rows), fill(behind)], dim)
@@ -110,7 +114,10 @@ def _call(patient: Patient, rows: int, more: int, fill: Callable[[torch.Tensor],
 
 
 def _first_apart(
-    patient: Patient, alone: dict[fx.Node, list[torch.Tensor]], padded: dict[fx.Node, list[torch.Tensor]], rows: int
+    patient: Patient,
+    alone: dict[fx.Node, list[torch.Tensor]],
+    padded: dict[fx.Node, list[torch.Tensor]],
+    rows: int,
 ) -> tuple[fx.Node | None, str] | None:
     """The first node that the padding is in, if it is in the results; None if it is not."""
     assert patient.traced is not None
