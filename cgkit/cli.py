@@ -430,6 +430,10 @@ BENCHES: dict[str, tuple[str, Callable[[], Any]]] = {
         "what the engine costs the host beside the model: a step by part, batch by batch",
         lambda: import_module("cgkit.measuring.bench_engine"),
     ),
+    "boundaries": (
+        "the same kernels as one graph, or cut at every launch between pieces: what the cuts cost the device",
+        lambda: import_module("cgkit.measuring.boundaries"),
+    ),
     "events-off": (
         "what the stages' reporting costs when nobody reads it: against a build without it",
         lambda: import_module("cgkit.measuring.events_off"),

@@ -284,11 +284,16 @@ def _between(plan: ReplayPlan) -> str:
 def _marked(
     plan: ReplayPlan, calls: tuple[Callable[[], Any], ...], marker: marks.Marker, facts: dict[str, Any]
 ) -> tuple[Callable[[], Any], ...]:
-    """The plan's calls with a range around each piece and each operator."""
+    """The plan's calls with a range around each piece and each operator.
+
+    Graphs are replayed by torch here: Kineto writes down ``cudaGraphLaunch``, and not the driver's ``cuGraphLaunch``
+    that a plan calls, and without it no kernel of a graph could be tied to its launch (seen on torch 2.11).
+    """
     inside = [call for one in plan.planned for call in one.calls]
     marked = list(calls[: len(calls) - len(inside)])  # what stands before them all
     for one in plan.planned:
-        call = one.calls[0] if len(one.calls) == 1 else _in_order(one.calls)
+        calls_of_one = (one.plain,) if one.stage == "replay" else one.calls
+        call = calls_of_one[0] if len(calls_of_one) == 1 else _in_order(calls_of_one)
         replay = facts | {"batch": plan.key.num_tokens} if one.stage == "replay" else {}
         marked.append(marker.function(call, one.stage, one.piece, **replay))
     return tuple(marked)

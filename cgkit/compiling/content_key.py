@@ -178,10 +178,12 @@ class _Text:
         if isinstance(target, torch_hooks.HigherOrderOperator):
             return f"higher order op {target.name()}"
         name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
-        # torch.cat says that it belongs to no module, and Tensor methods to a private base class.
+        # torch.cat says that it belongs to no module, Tensor methods to a private base class, and functions of torch._C
+        # to an object of pybind11 (Dynamo of torch 2.11 keeps such a call where a ModuleList is sliced).
         method = f"Tensor.{getattr(target, '__name__', '')}"
         own = getattr(target, "__module__", None) or ""
-        for module, path in ((own, name), ("torch", name.rpartition(".")[2]), ("torch", method)):
+        last = name.rpartition(".")[2]
+        for module, path in ((own, name), ("torch", last), ("torch", method), ("torch._C", last)):
             if _resolves(module, path, target):
                 return f"{module}.{path}"
         return self.identity(target)

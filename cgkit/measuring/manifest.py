@@ -19,7 +19,7 @@ from cgkit.files import whole_file
 
 def manifest_path(table: Path) -> Path:
     """Where the manifest of the file ``table`` lies: ``manifest-<name>.json`` beside it."""
-    return table.with_name(f"manifest-{table.name.partition('.')[0]}.json")
+    return table.with_name(f"manifest-{table.stem}.json")  # a shape's name holds a dot, too
 
 
 def write_manifest(table: str | Path, what: str, command: str, **facts: Any) -> Path:

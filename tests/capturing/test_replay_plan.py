@@ -60,7 +60,8 @@ def test_a_step_is_replays_and_operators_in_a_row(device):
     assert list(frame["stage"]) == ["replay", "attention", "replay", "attention", "replay"]
     assert list(frame["what"].unique()) == ["graph", "cgkit::toy_attention"]
     (row,) = captured.plans.to_frame().to_dict("records")
-    assert (row["calls"], row["replays"], row["laid_out"], row["refused"]) == (5, 3, True, "")
+    follow = str(device) != "cpu"  # on a GPU the plan first looks which stream is the current one
+    assert (row["calls"], row["replays"], row["laid_out"], row["refused"]) == (5 + follow, 3, True, "")
     assert "1 of 1 laid out" in repr(captured)
     before = host_calls[0]
     captured(torch.randn(2, 8, device=device))

@@ -180,3 +180,12 @@ def test_one_other_dtype_is_not_shared():
     split = split_of(forward, *args, x=0)
     first, second, third = keys_of(split)
     assert first == second != third
+
+
+def test_a_function_of_torch_c_that_knows_no_module_is_known_by_its_name():
+    """Dynamo of torch 2.11 keeps such a call where a forward slices a ModuleList."""
+    log = torch._C._log_api_usage_once
+    key = content_key(
+        graph((log, "python.nn_module"), (torch.add, [0], [1])), fakes(torch.ones(2), torch.ones(2))
+    )
+    assert key.portable and any("torch._C._log_api_usage_once" in line for line in key.lines)

@@ -85,15 +85,15 @@ def test_numbers_beyond_32_bits_are_refused(kernel: StandIn) -> None:
 @pytest.mark.gpu
 def test_direct_and_plain_launches_agree() -> None:
     from cgkit.kernels import triton_prefill
-    from tests.kernels.cases import make_case
+    from tests.kernels.cases import arguments, make_case
     from tests.kernels.checks import prefill
 
     case = make_case([5, 30], [90, 70], device="cuda", dtype=torch.bfloat16, head_dim=64)
     launch = triton_prefill._launch_prefill
-    prefill(case)
+    prefill(*arguments(case))
     plain, direct = case.output.clone(), launch.direct
     case.output.zero_()
-    prefill(case)
+    prefill(*arguments(case))
     assert torch.equal(case.output, plain)
     import triton
 
@@ -102,7 +102,7 @@ def test_direct_and_plain_launches_agree() -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         case.output.zero_()
-        prefill(case)
+        prefill(*arguments(case))
     side.synchronize()
     assert torch.equal(case.output, plain)
 

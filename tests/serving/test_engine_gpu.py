@@ -1,6 +1,7 @@
 """The engine on a GPU: tokens, and what 10,000 steps leave alone."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -134,28 +135,39 @@ def test_a_plain_decode_step_allocates_no_device_memory_at_all():
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
 def test_the_host_prepares_a_step_while_the_gpu_runs_the_one_before(ahead):
-    """Whether the step before is still under way on the device when the next one is handed over."""
+    """Ahead, a step is handed over before the tokens of the one before are waited for; and mostly while that is still
+    under way on the device (another process on the same device can hold the host up for longer than a step takes)."""
     engine = Engine(runner_of(), async_scheduling=ahead)
-    forward, submit = engine.runner.executor.forward, engine.queue.submit
-    last, under_way = [], []
+    forward, queue = engine.runner.executor.forward, engine.queue
+    mark, wait = queue.mark, queue.wait
+    order, last, under_way = [], [], []
 
     def slow(*args):
-        torch.cuda._sleep(20_000_000)  # some ten milliseconds of the device's time
+        torch.cuda._sleep(60_000_000)  # some thirty milliseconds of the device's time
         return forward(*args)
 
-    def submit_and_look(work):
-        if last:
-            under_way.append(not last[0].query())
-        submit(work)
+    def mark_and_look(slot):  # a step was handed over
+        order.append("handed over")
+        under_way.extend(not event.query() for event in last)
+        mark(slot)
         last[:] = [torch.cuda.Event()]
         last[0].record()
 
-    engine.runner.executor.forward, engine.queue.submit = slow, submit_and_look
+    def wait_and_tell(slot):
+        order.append("wait")
+        wait(slot)
+
+    engine.runner.executor.forward = slow
+    queue.mark, queue.wait = mark_and_look, wait_and_tell
     try:
         for number in range(8):
             engine.add_request([1 + number] * 4, 20, stop_at_eos=False)
         list(engine.run())
     finally:
         engine.runner.executor.forward = forward
-    decode = under_way[3:-3]
-    assert len(decode) > 10 and all(each is ahead for each in decode)
+    decode = order[6:-6]
+    assert len(decode) > 20 and all(one != other for one, other in pairwise(decode))
+    waits = [at for at, what in enumerate(order) if what == "wait"][3:-3]
+    assert {order[:at].count("handed over") - order[:at].count("wait") for at in waits} == {1 + ahead}
+    if ahead:
+        assert sum(under_way) > len(under_way) / 2

@@ -95,7 +95,8 @@ def _run_nodes(patient: Patient, seen: Observation) -> None:
         seen.refused = (
             "nothing is to be recorded (cudagraph_mode is NONE)"
             if not patient.config.mode
-            else f"the emulated platform records CPU tensors, and the model is on {patient.device}: move it to the CPU"
+            else f"the emulated platform records CPU tensors, and the model is on {patient.device}: of what a capture "
+            "forbids, only reads on the host were looked for; move it to the CPU for the rest"
         )
     _NodeByNode(patient, seen, records).run(*inputs)
 
@@ -120,23 +121,29 @@ def graph_inputs(patient: Patient, call: Any = None) -> list[Any]:
 
 
 class _NodeByNode(fx.Interpreter):
-    """Records each node of the pieces that are to be recorded, and runs it for real."""
+    """Records each node of the pieces that are to be recorded, and runs it for real.
+
+    ``records``: the emulated platform can do it. Where it cannot (tensors on a GPU), what reads values on the host is
+    still written down.
+    """
 
     def __init__(self, patient: Patient, seen: Observation, records: bool) -> None:
         split = patient.split
         assert split is not None
         super().__init__(split.graph_module)
         self.assignment, self.seen, self.records = split.assignment, seen, records
+        self.recording = bool(patient.config.mode)
         self.everything = patient.config.mode.has_mode(CUDAGraphMode.FULL)
         self.platform = EmulatedPlatform()
-        self.watch = _Watch(seen, only_random=True)
+        self.watch = _Watch(seen)
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op not in _CALLS:
             return super().run_node(n)
-        if self.records and self._is_recorded(n):
+        recorded = self.recording and self._is_recorded(n)
+        if recorded and self.records:
             self._record(n)
-        self.watch.node = n
+        self.watch.node, self.watch.only_random = n, self.records or not recorded
         with self.watch:
             return super().run_node(n)
 
@@ -202,9 +209,9 @@ class _Reads(TorchFunctionMode):
 class _Watch(TorchDispatchMode):
     """Writes down the operators that read values on the host or draw random numbers; lets them all pass."""
 
-    def __init__(self, seen: Observation, only_random: bool = False) -> None:
+    def __init__(self, seen: Observation) -> None:
         super().__init__()
-        self.seen, self.only_random = seen, only_random
+        self.seen, self.only_random = seen, False
         self.node: fx.Node | None = None  # that is being run, where there is a graph
         self.away = False
         self.reads = _Reads(self)

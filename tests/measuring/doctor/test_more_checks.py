@@ -12,6 +12,7 @@ from torch import nn
 import cgkit
 from cgkit import cli, torch_hooks
 from cgkit.measuring.doctor.codes import CODES, codes_frame
+from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import all_codes
 from tests.measuring.doctor import models
 from tests.measuring.doctor.test_checks import X, bad, config, line_of, report
@@ -249,3 +250,26 @@ def test_every_command_in_python_shows_its_finding_again():
     for finding in found:
         scope = {"cgkit": cgkit, "model": models.Counts(), "example_inputs": (X,), "config": config()}
         assert finding.code in eval(finding.command, scope).codes
+
+
+def test_reads_on_the_host_are_found_where_the_emulated_platform_cannot_record(monkeypatch):
+    """A model on a GPU; here the doctor is only told that it is on one."""
+    monkeypatch.setattr(Patient, "device", property(lambda self: torch.device("cuda")))
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x / x.max().item()
+
+    class Keeps(nn.Module):
+        def forward(self, x):
+            return x / x.max()
+
+    config = cgkit.CompilationConfig(compiler="eager", cudagraph_capture_sizes=[1, 2, 4, 8], max_num_seqs=8)
+    seen = cgkit.doctor(Reads(), torch.ones(8, 4), config=config, only=["capture_rules"])
+    (found,) = seen.of_code("host-sync")
+    assert (
+        found.source == "return x / x.max().item()"
+        and "only reads on the host" in seen.not_checked["capture_rules"]
+    )
+    quiet = cgkit.doctor(Keeps(), torch.ones(8, 4), config=config, only=["capture_rules"])
+    assert not quiet.of_code("host-sync")
