@@ -163,8 +163,8 @@ def _neighbours(
     worst = int((error / allowed).reshape(-1).argmax())
     most, least = float(error.reshape(-1)[worst]), float(allowed.reshape(-1)[worst])
     count = int(far.sum())
-    what = f"{count} of {a.numel()} values are not the next one either: up to {most:.3g} apart, and {least:.3g} is rounding"
-    return Apart(path, what, most, least, count)
+    what = f"{count} of {a.numel()} values are not the next one either: up to {most:.3g} apart"
+    return Apart(path, f"{what}, and {least:.3g} is rounding", most, least, count)
 
 
 def _exactly(expected: torch.Tensor, got: torch.Tensor, path: str, unwritten: Unwritten) -> Apart | None:

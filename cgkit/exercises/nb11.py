@@ -131,8 +131,8 @@ def repair_branch(answer: type[nn.Module]) -> Verdict:
         return wrong(say if not off else f"{say} And the values differ for {', '.join(off)}.")
     if not off:
         return right(
-            "One graph for both cases: the choice is a value in a tensor, made on the device. The maximum is still that "
-            "of the batch: a padded batch needs a mask, or a maximum for each row."
+            "One graph for both cases: the choice is a value in a tensor, made on the device. The maximum is still "
+            "that of the batch: a padded batch needs a mask, or a maximum for each row."
         )
     if len(off) == len(inputs):
         return wrong("It is one graph, but it computes something else everywhere.")

@@ -68,7 +68,7 @@ GUARDED_STEP = Exhibit(
     "Guards are evaluated at each step",
     (18,),
     "0.31 to 0.84 ms of each step: vLLM PR#11217",
-    "Dynamo's guards on every weight and module are asked at each call, and in a model that serves none of them ever fails",
+    "Dynamo's guards on every weight and module are asked at each call; in a model that serves, none ever fails",
     with_guards,
     without_guards,
     _timed,

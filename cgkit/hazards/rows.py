@@ -29,8 +29,8 @@ ROWS = (
         8,
         "graphs recorded with LoRA although none is active",
         "vllm PR#25914, #32005, #5193",
-        "cgkit has no LoRA adapters, so its keys have no has_lora field. What would show it: a model with adapters, each "
-        "key recorded with and without them, and the nodes of both graphs in an idle step",
+        "cgkit has no LoRA adapters, so its keys have no has_lora field. What would show it: a model with adapters, "
+        "each key recorded with and without them, and the nodes of both graphs in an idle step",
     ),
     Row(9, "a splitting operator that returns a new tensor", "vllm PR#53915, PR#37395"),
     Row(10, "a tensor outside of the pool that is replaced", "vllm#40038"),

@@ -87,8 +87,8 @@ CLEARED_WORKSPACE = Exhibit(
     "cleared-workspace",
     "A library's workspace is given to somebody else",
     (26,),
-    "torch.compile(mode='reduce-overhead') in the process of hand-recorded graphs: an illegal memory access at their next "
-    "replay, on torch 2.11",
+    "torch.compile(mode='reduce-overhead') in the process of hand-recorded graphs: an illegal memory access at their "
+    "next replay, on torch 2.11",
     "a library keeps its workspace outside of the graphs' pool; the graph holds the address, and whoever clears the "
     "workspaces (CUDAGraph Trees does) asks no graph",
     sum_by_the_library,

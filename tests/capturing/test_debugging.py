@@ -386,7 +386,7 @@ def test_graphs_captured_by_hand_are_compared_with_forward_as_a_whole(mode):
     captured = capture(built(model, torch.ones(6, 2)), [2, 4], mode=mode)
     assert torch.equal(captured(torch.ones(3, 2)), model(torch.ones(3, 2)))
     with pytest.raises(
-        WrongResultError, match="OneByOne gives something else than its own forward .* leave no guard"
+        WrongResultError, match=r"OneByOne gives something else than its own forward .* leave no guard"
     ):
         captured(torch.ones(1, 2))
     plain = toy("cpu", model)

@@ -165,9 +165,9 @@ def _by_debugging(
     if captured.full is not None and captured.full.entries and frozen and not captured.platform.emulated:
         ops = ", ".join(dict.fromkeys(op for piece in frozen for op in piece.ops))
         why += (
-            "this recording holds something that has changed since. What nodes of CUDA hold is not compared here; but the "
-            f"Python code of {ops} ran once, when the whole step was recorded, and the numbers and addresses that it took "
-            "then stay; the first of them is named here"
+            "this recording holds something that has changed since. What nodes of CUDA hold is not compared here; but "
+            f"the Python code of {ops} ran once, when the whole step was recorded, and the numbers and addresses that "
+            "it took then stay; the first of them is named here"
         )
         return StageResult("recorded", "differs", frozen[0].name, frozen[0].ops[0], "", str(apart), why)
     why += "memory that it reads was written or freed by somebody else since, or its replay does other work"

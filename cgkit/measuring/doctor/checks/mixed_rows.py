@@ -54,10 +54,10 @@ def _finding(node: fx.Node | None, differs: str, rows: int) -> Finding:
     return Finding(
         "mixed-rows",
         "error",
-        f"the result of {rows} tokens is another one if they are padded to {rows + 2} ({differs}): what a batch is padded "
-        "with is in it" + (f", from {node.target} on" if node is not None else ""),
-        "work row by row (a sum, a mean, a sort over the tokens mixes them); or mask what is padding, by the metadata of "
-        "the step; or record every size that comes (cudagraph_capture_sizes without gaps)",
+        f"the result of {rows} tokens is another one if they are padded to {rows + 2} ({differs}): what a batch is "
+        "padded with is in it" + (f", from {node.target} on" if node is not None else ""),
+        "work row by row (a sum, a mean, a sort over the tokens mixes them); or mask what is padding, by the metadata "
+        "of the step; or record every size that comes (cudagraph_capture_sizes without gaps)",
         again="config.debug = True  # each padded call is compared with forward",
         **(at(user_line(node)) if node is not None else {}),
     )
