@@ -340,7 +340,7 @@ def prepares_well(coming, x: Tensor, out: Tensor):
 
 
 @pytest.mark.parametrize("prepare", [prepares_too_much, prepares_well])
-def test_a_replay_plan_that_took_a_number_for_given(prepare):
+def test_a_replay_plan_that_took_a_number_for_given(prepare, device):
     register_op("prepared", scaled, ["out"], namespace="debugged", prepare=prepare)
 
     class Prepared(nn.Module):
@@ -349,7 +349,7 @@ def test_a_replay_plan_that_took_a_number_for_given(prepare):
             torch.ops.debugged.prepared(x + 1, out)
             return out * 2
 
-    was, now, x = SimpleNamespace(factor=3.0), SimpleNamespace(factor=5.0), torch.ones(4, 2)
+    was, now, x = SimpleNamespace(factor=3.0), SimpleNamespace(factor=5.0), torch.ones(4, 2, device=device)
     results = {}
     for debug in (False, True):
         made = built(Prepared(), x, ops=("debugged::prepared",))
@@ -357,7 +357,7 @@ def test_a_replay_plan_that_took_a_number_for_given(prepare):
         captured = capture(made, [4], context=was)
         assert len(captured.plans.ready) == 1  # debug or not
         with set_forward_context(was):
-            assert torch.equal(captured(x), torch.full((4, 2), 12.0))
+            assert torch.equal(captured(x), torch.full_like(x, 12.0))
         with set_forward_context(now):
             if debug and prepare is prepares_too_much:
                 with pytest.raises(

@@ -284,3 +284,15 @@ def test_on_a_gpu_with_inductor_in_bfloat16(mode):
     config = CompilationConfig(splitting_ops=OPS, cudagraph_capture_sizes=(4,), cudagraph_mode=mode)
     found = cgkit.bisect(model, x, config=config)
     assert found.ok and found.emulated is False, found
+
+
+@pytest.mark.gpu
+def test_a_number_that_a_recording_on_a_gpu_froze():
+    ops, x = ("debugged::scaled",), torch.ones(4, 2, device="cuda")
+    config = replace(FULL, splitting_ops=ops)
+    compiled = compile_pieces(split_graph(trace(Scaled(), x), ops), config)
+    captured = capture(compiled, context=SimpleNamespace(factor=3.0))
+    with set_forward_context(SimpleNamespace(factor=5.0)):
+        found = cgkit.bisect(captured, x)
+    assert (found.stage, found.piece, found.operator) == ("recorded", "submod_1", "debugged::scaled")
+    assert found.emulated is False

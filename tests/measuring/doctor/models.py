@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from cgkit.forward_context import current_forward_context
 from cgkit.splitting import register_op
 
 A_GLOBAL = torch.ones(4)
@@ -338,6 +339,12 @@ class Kept(nn.Module):
         return self.linear(x) * self.scale
 
 
+def _by_the_step(x: torch.Tensor, out: torch.Tensor) -> None:
+    context = current_forward_context()
+    metadata = None if context is None else context.attn_metadata
+    torch.mul(x, 1.0 if metadata is None else metadata.factor, out=out)
+
+
 @cache
 def register() -> None:
     """The operators that the models call."""
@@ -347,6 +354,7 @@ def register() -> None:
     register_op("named", _named, ["out"], **space)
     register_op("named_well", _named, ["out"], lookup_args=["layer"], **space)
     register_op("fetches", _fetches, ["out"], **space)
+    register_op("by_the_step", _by_the_step, ["out"], **space)
     register_op("syncs", _syncs, ["out"], **space)
     register_op("resizes", _resizes, ["out"], **space)
 
