@@ -54,7 +54,7 @@ def dynamic_operators(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "dynamic-operator",
                 "warning",
-                f"{name} stands inside a piece that is recorded, and reads the forward context of the step on the host: "
+                f"{name} stands inside a piece that is recorded, and reads the forward context on the host: "
                 "a replay repeats the numbers and addresses of the recording",
                 f"name it in splitting_ops ({name!r}), so that it runs between the recorded pieces",
                 again="cgkit.split_graph(cgkit.trace(model, *example_inputs))",
