@@ -16,10 +16,10 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg HF_HUB_OFFLINE=1 
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install tour test test-slow test-all lab notebooks docs lint bench clean
+.PHONY: help install tour test test-slow test-all lab notebooks hosted class-cache docs lint bench clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## only the set-up
 
@@ -48,9 +48,18 @@ lab: $(STAMP) ## JupyterLab on notebooks/
 	@$(BIN)/jupyter lab --notebook-dir notebooks $(ARGS)
 
 notebooks: $(STAMP) ## runs the notebooks' sources and writes their outputs (ARGS="04 05": only those)
+	@$(BIN)/python notebooks/hosted.py
 	@$(BIN)/python notebooks/run.py $(ARGS)
 	@$(BIN)/python notebooks/overview.py
+	@$(BIN)/python notebooks/poster.py
 	@$(BIN)/python notebooks/claims.py
+
+hosted: $(STAMP) ## badges and set-up cells for the repository that pyproject.toml names
+	@$(BIN)/python notebooks/hosted.py
+	@$(BIN)/python notebooks/overview.py
+
+class-cache: $(STAMP) ## out/class-cache.tgz: what the notebooks compile, for other machines of the same kind (ARGS="00 05")
+	@$(BIN)/python notebooks/class_cache.py out/class-cache.tgz $(ARGS)
 
 docs: $(STAMP) ## the documentation site in docs/_build/html, its internal links checked (installs Sphinx)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'

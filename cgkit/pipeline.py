@@ -12,8 +12,8 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, overload
 
 import torch
@@ -165,6 +165,20 @@ def _state_of(model: nn.Module) -> CompiledModel:
 def compiled_model(model: nn.Module) -> CompiledModel:
     """The stages' artefacts of a decorated model: ``.traced``, ``.split``, ``.compiled``, ``.captured``."""
     return _state_of(model)
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Inside, the decorated modules of ``model`` run their forward as it is written: nothing is compiled or replayed.
+
+    For whoever runs a model to find out something about it, with tensors that compiled code was not made for.
+    """
+    with ExitStack() as undo:
+        for module in model.modules():
+            if hasattr(type(module), _OPTIONS):
+                plain = functools.partial(type(module).forward, module)
+                marks.swap_attribute(_state_of(module), "call", plain, undo)
+        yield
 
 
 class CompiledModel:

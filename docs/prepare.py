@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SOURCE = HERE / "_build" / "source"
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 
 
 def unlinked(text: str, folder: Path, pages: set[Path]) -> str:
@@ -55,8 +55,8 @@ def main() -> None:
     copied = {ROOT / "README.md": SOURCE / "readme.md"}
     for path in [*HERE.glob("*.md"), *HERE.glob("zh/*.md"), HERE / "conf.py"]:
         copied[path] = SOURCE / path.relative_to(HERE)
-    for path in [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/*.md"), *ROOT.glob("notebooks/*.svg")]:
-        copied[path] = SOURCE / path.relative_to(ROOT)
+    for ending in ("*.ipynb", "*.md", "*.html", "**/*.svg"):
+        copied |= {path: SOURCE / path.relative_to(ROOT) for path in (ROOT / "notebooks").glob(ending)}
     pages = {path.resolve() for path in copied}
     for path, target in copied.items():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,10 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import hosted  # noqa: E402 - of this folder
+
 BEGIN, END = "<!-- the table of notebooks: made by overview.py -->\n", "<!-- end -->\n"
 
 
@@ -24,10 +27,11 @@ def course() -> pd.DataFrame:
 
 def table(frame: pd.DataFrame) -> str:
     """The notebooks as a Markdown table."""
-    lines = ["| | notebook | its question | after |", "|---|---|---|---|"]
+    lines = ["| | notebook | its question | after | without installing |", "|---|---|---|---|---|"]
     for row in frame.itertuples():
         title = f"[{row.title}]({row.file})" if row.there else f"{row.title} *(not there yet)*"
-        lines.append(f"| {row.number} | {title} | {row.question} | {row.after.replace(',', ', ')} |")
+        after, opened = row.after.replace(",", ", "), hosted.badges(row.file) if row.there else ""
+        lines.append(f"| {row.number} | {title} | {row.question} | {after} | {opened} |")
     return "\n".join(lines) + "\n"
 
 

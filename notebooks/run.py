@@ -46,7 +46,7 @@ def dress(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if cell.cell_type == "markdown" and levels:
             kind = "slide" if min(levels) <= 2 else "subslide"
             cell.metadata.setdefault("slideshow", {"slide_type": kind})
-        if "stamp" in cell.metadata.get("tags", ()):
+        if {"stamp", "setup"} & set(cell.metadata.get("tags", ())):
             cell.metadata.setdefault("slideshow", {"slide_type": "skip"})
         if cell.cell_type == "code" and "cgkit.claim(" in cell.source:
             cell.metadata.setdefault("jupyter", {"source_hidden": True})

@@ -10,6 +10,7 @@ import pytest
 from cgkit import claims
 from cgkit.exercises import exercises_of
 from cgkit.plotting.road import STAGES, road
+from tests.plotting.browser import tab
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -61,3 +62,21 @@ def test_the_committed_map_shows_every_notebook():
     drawn = (FOLDER / "pipeline.svg").read_text(encoding="utf-8")
     titles = pd.read_csv(FOLDER / "course.csv", dtype=str)["number"]
     assert [number for number in titles if f">{number}<" not in drawn] == []
+
+
+def test_the_printed_page_is_in_step_and_is_one_page():
+    poster = runpy.run_path(str(FOLDER / "poster.py"))
+    page = FOLDER / "pipeline.html"
+    assert page.read_text(encoding="utf-8") == poster["poster"]()
+    assert all(len(texts) == len(STAGES) + 1 for texts in poster["ROWS"])
+    with tab() as opened:
+        opened.goto(page.as_uri())
+        printed = opened.pdf(prefer_css_page_size=True, print_background=True)
+        assert opened.requests == [page.as_uri()] and opened.errors == []
+        wide = opened.evaluate(
+            "[...document.querySelectorAll('td, th')].filter(e => e.scrollWidth > e.clientWidth)"
+        )
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", printed)
+    assert [round(float(points) / 72 * 25.4) for points in size.groups()] == [297, 210]
+    assert wide == [], "a cell's text runs over its edge"

@@ -10,6 +10,7 @@ a tracing context that carries the fake mode of the trace. The patched one lies 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +143,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
 
 def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> CompilerInterface:
-    """The adaptor that ``config`` asks for, or ``eager`` with a warning where it cannot work.
+    """The adaptor that ``config`` asks for, or ``eager`` where it cannot work; the first time with a warning.
 
     On the CPU Inductor writes C++, and many machines have no compiler for it.
 
@@ -165,15 +166,21 @@ def make_adaptor(config: CompilationConfig, devices: Iterable[torch.device]) -> 
     else:
         adaptor = InductorStandaloneAdaptor(config.inductor_compile_config, config.passes)
     if any(device.type == "cpu" for device in devices) and torch_hooks.find_cpp_compiler() is None:
-        warnings.warn(
-            "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
-            "and Inductor needs one on the CPU: compiler='eager' is used instead, so the pieces run operator "
-            "by operator and num_inductor_compiles stays 0. Install a compiler, or write compiler='eager' to "
-            "silence this",
-            stacklevel=3,
-        )
+        _say_no_compiler()
         return EagerAdaptor()
     return adaptor
+
+
+@functools.cache
+def _say_no_compiler() -> None:
+    """Once a process: the objects say of themselves that they are ``compiled with eager``."""
+    warnings.warn(
+        "no C++ compiler was found (looked for the environment variable CXX and for g++, clang++ or cl), "
+        "and Inductor needs one on the CPU: compiler='eager' is used instead, so the pieces run operator "
+        "by operator and num_inductor_compiles stays 0. Install a compiler, or write compiler='eager' to "
+        "silence this",
+        stacklevel=4,
+    )
 
 
 def prepare(

@@ -21,13 +21,26 @@ from cgkit.hazards import (
     shapes,
     workspaces,
 )
-from cgkit.hazards.exhibit import Exhibit, Symptom, Visit
+from cgkit.hazards.exhibit import KINDS, TOOLS, Exhibit, Symptom, Visit
 from cgkit.hazards.rows import ROWS, Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["EXHIBITS", "ROWS", "Exhibit", "Row", "Symptom", "Visit", "exhibit", "run", "show", "table"]
+__all__ = [
+    "EXHIBITS",
+    "KINDS",
+    "ROWS",
+    "TOOLS",
+    "Exhibit",
+    "Row",
+    "Symptom",
+    "Visit",
+    "exhibit",
+    "run",
+    "show",
+    "table",
+]
 
 #: id -> exhibit, in the order of the table.
 EXHIBITS: dict[str, Exhibit] = {
@@ -64,10 +77,11 @@ def exhibit(id: str) -> Exhibit:
     return EXHIBITS[id]
 
 
-def show(id: str, device: str = "cpu") -> Visit:
+def show(id: str, device: str = "cpu", apart: bool = False) -> Visit:
     """Runs one exhibit; in a notebook: the code side by side, what happened, what cgkit says.
 
-    ``device``: "cpu" (emulated graphs) or "cuda".
+    ``device``: "cpu" (emulated graphs) or "cuda". ``apart``: in a process of its own, which an illegal address on the
+    GPU may end and not this one; it is kept for the next exhibit (:mod:`cgkit.hazards.apart`).
 
     Raises:
         ConfigError: there is none of that name, or it does not run on a GPU.
@@ -77,15 +91,19 @@ def show(id: str, device: str = "cpu") -> Visit:
         raise ConfigError(
             f"exhibit {id!r} needs the emulated platform or no graphs at all; device must be 'cpu'"
         )
+    if apart:
+        from cgkit.hazards.apart import visit_apart
+
+        return visit_apart(chosen, device)
     return chosen.run(device)
 
 
 def run(device: str = "cpu") -> pd.DataFrame:
-    """Runs all exhibits (on a GPU: those that can); a row each, see :meth:`Visit.row`."""
+    """Runs all exhibits (on a GPU: those that can, in a process of their own); a row each, see :meth:`Visit.row`."""
     import pandas as pd
 
     shown = [each for each in EXHIBITS.values() if device == "cpu" or each.on_gpu]
-    return pd.DataFrame([each.run(device).row() for each in shown])
+    return pd.DataFrame([show(each.id, device, apart=device != "cpu").row() for each in shown])
 
 
 def table() -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cgkit.hazards.exhibit import Exhibit, Symptom, said_by
+from cgkit.hazards.exhibit import WRONG, Exhibit, Symptom, said_by
 from cgkit.hazards.road import captured, compared, findings, numbers, record
 from cgkit.splitting import register_op
 
@@ -84,6 +84,8 @@ FRESH_TENSOR = Exhibit(
     lambda model, device: findings(
         "moved-input", model(), torch.ones(8, 4, device=device), splitting_ops=[_OPS[model]], compiler="eager"
     ),
+    kind=WRONG,
+    tool="doctor",
 )
 
 # --- a buffer that is replaced after the recording ------------------------------------------------------
@@ -140,6 +142,8 @@ REPLACED_BUFFER = Exhibit(
     write_in_place,
     _update_unnoticed,
     _update_checked,
+    kind=WRONG,
+    tool="debug=True",
 )
 
 # --- a result that the next replay overwrites -----------------------------------------------------------
@@ -198,6 +202,8 @@ OVERWRITTEN_OUTPUT = Exhibit(
     copy_the_output,
     _two_steps,
     _two_steps_checked,
+    kind=WRONG,
+    tool="debug=True",
 )
 
 EXHIBITS = (FRESH_TENSOR, REPLACED_BUFFER, OVERWRITTEN_OUTPUT)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,11 +17,13 @@ from torch import Tensor, nn
 from cgkit.compiling import compile_pieces
 from cgkit.compiling.cache import CacheKey, cache_key, explain_cache
 from cgkit.config import CompilationConfig
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import SLOW, WRONG, Exhibit, Symptom
 from cgkit.hazards.road import eager, findings
 from cgkit.splitting import register_op, split_graph
 from cgkit.tracing import trace
+from cgkit.tracing.own_code import with_own_code
 
+_serial = itertools.count()
 KeyOf = Callable[[CompilationConfig, list[str]], CacheKey]
 _TUNED = CompilationConfig(inductor_compile_config={"max_autotune": True})
 _PLAIN = CompilationConfig()
@@ -74,6 +78,8 @@ MISSING_FACTOR = Exhibit(
     _two_configs,
     _what_it_lacks,
     on_gpu=False,
+    kind=WRONG,
+    tool="explain_cache",
 )
 
 # --- a key that knows where a file lies ------------------------------------------------------------------
@@ -138,6 +144,8 @@ MOVED_CHECKOUT = Exhibit(
     _after_a_move,
     _why_it_missed,
     on_gpu=False,
+    kind=SLOW,
+    tool="explain_cache",
 )
 
 # --- equal layers that are not seen as equal ----------------------------------------------------------------
@@ -203,6 +211,8 @@ UNSHARED_PIECES = Exhibit(
     lambda model, device: findings(
         "piece-not-shared", model(), torch.ones(8, 4, device=device), splitting_ops=_CUT, compiler="eager"
     ),
+    kind=SLOW,
+    tool="doctor",
 )
 
 # --- recompilations while serving ---------------------------------------------------------------------------
@@ -236,7 +246,9 @@ def _under_guards(model: type[nn.Module], device: str) -> Symptom:
         return graph
 
     made, x = model(), torch.ones(8, 4, device=device)
-    step = torch.compile(made, backend=backend, dynamic=False)
+    # Dynamo stops to recompile a code after some times, and counts those of an earlier visit too.
+    own = with_own_code(model.forward, f"forward_{next(_serial)}")  # type: ignore[arg-type]
+    step = torch.compile(MethodType(own, made), backend=backend, dynamic=False)
     with torch.no_grad():
         for number in range(1, 6):
             step(*_arguments(model, x, number))
@@ -260,6 +272,8 @@ RECOMPILES = Exhibit(
     lambda model, device: findings(
         "recompilation", model(), *_arguments(model, torch.ones(8, 4, device=device), 1), compiler="eager"
     ),
+    kind=SLOW,
+    tool="doctor",
 )
 
 EXHIBITS = (MISSING_FACTOR, MOVED_CHECKOUT, UNSHARED_PIECES, RECOMPILES)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType, SimpleNamespace
 from unittest.mock import patch
 
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import STOPS, Exhibit, Symptom
 from cgkit.tracing import decompile
 
 #: What two tiny decompilers know of. RESUME came with Python 3.11, COPY_FREE_VARS and others with it.
@@ -67,6 +67,8 @@ UNKNOWN_BYTECODE = Exhibit(
     _relied_on,
     _labelled,
     on_gpu=False,
+    kind=STOPS,
+    tool="the dump itself",
 )
 
 EXHIBITS = (UNKNOWN_BYTECODE,)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cgkit.display import Shown
 from cgkit.errors import CgkitError
+
+#: What a hazard does: computes something else without an error, takes long, or ends a start or a step with an error.
+WRONG, SLOW, STOPS = KINDS = ("wrong numbers", "slow", "stops")
+#: What finds it here, and what that is.
+TOOLS = {
+    "doctor": "cgkit.doctor(model, *example), before anything is recorded",
+    "debug=True": "CompilationConfig(debug=True), at the step that goes wrong",
+    "the recording itself": "capture, which refuses and says why",
+    "dispatcher.explain": "the dispatcher, asked about a batch; the ledgers keep the answer for each that came",
+    "counters_table": "the counters beside what they must be",
+    "explain_cache": "two keys of the compile cache, factor by factor",
+    "the dump itself": "what was compiled, as text: it says how it was made",
+    "predict_pool": "the recordings gone through without a device",
+}
 
 
 class Symptom(NamedTuple):
@@ -30,6 +44,8 @@ class Exhibit(Shown):
         symptom: runs the code with cgkit's check off or absent.
         says: what cgkit says of the code, word by word; "" if nothing.
         on_gpu: whether it runs on a GPU too.
+        kind: what it does, one of :data:`KINDS`.
+        tool: what ``says`` asks, one of :data:`TOOLS`.
     """
 
     id: str
@@ -42,6 +58,8 @@ class Exhibit(Shown):
     symptom: Callable[[Any, str], Symptom]
     says: Callable[[Any, str], str]
     on_gpu: bool = True
+    kind: str = field(kw_only=True)
+    tool: str = field(kw_only=True)
 
     def run(self, device: str = "cpu") -> Visit:
         """Runs all four: broken and fixed, without the check and with it. Takes a second or less."""
@@ -87,6 +105,8 @@ class Visit(Shown):
         return {
             "id": self.exhibit.id,
             "rows": " ".join(map(str, self.exhibit.rows)),
+            "kind": self.exhibit.kind,
+            "tool": self.exhibit.tool,
             "platform": "emulated" if self.device == "cpu" else self.device,
             "as_described": self.as_described,
             "harm": self.symptom.harm,

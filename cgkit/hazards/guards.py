@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import SLOW, Exhibit, Symptom
 from cgkit.hazards.road import findings
 from cgkit.tracing import trace
 
@@ -79,6 +79,8 @@ GUARDED_STEP = Exhibit(
         severity="info",
         level=_LEVEL[way],
     ),
+    kind=SLOW,
+    tool="doctor",
 )
 
 EXHIBITS = (GUARDED_STEP,)

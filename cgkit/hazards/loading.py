@@ -13,7 +13,7 @@ from cgkit import compilation_counter
 from cgkit.capturing import CapturedGraphs, capture
 from cgkit.compiling import PiecewiseBackend, compile_pieces
 from cgkit.hazards.addresses import ATTENTION_INTO
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import SLOW, Exhibit, Symptom
 from cgkit.hazards.road import eager
 from cgkit.measuring.expected_counters import counters_table
 from cgkit.splitting import split_graph
@@ -91,6 +91,8 @@ UNWRAPPED_LOAD = Exhibit(
     load_and_wrap,
     _right_and_slow,
     _counted,
+    kind=SLOW,
+    tool="counters_table",
 )
 
 EXHIBITS = (UNWRAPPED_LOAD,)

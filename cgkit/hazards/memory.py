@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cgkit.capturing import capture
 from cgkit.capturing.emulated import EmulatedPlatform
 from cgkit.compiling import CompiledGraph, compile_pieces
-from cgkit.hazards.exhibit import Exhibit, Symptom, said_by
+from cgkit.hazards.exhibit import STOPS, Exhibit, Symptom, said_by
 from cgkit.hazards.road import eager
 from cgkit.measuring.predict_pool import predict_pool
 from cgkit.splitting import split_graph
@@ -79,6 +79,8 @@ NO_BUDGET = Exhibit(
     _capture_runs_out,
     _record_with,
     on_gpu=False,
+    kind=STOPS,
+    tool="the recording itself",
 )
 
 # --- an estimate that is too low ------------------------------------------------------------------------
@@ -118,6 +120,8 @@ LOW_ESTIMATE = Exhibit(
     from_every_recording,
     _against_the_pool,
     _against_the_prediction,
+    kind=STOPS,
+    tool="predict_pool",
 )
 
 EXHIBITS = (NO_BUDGET, LOW_ESTIMATE)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import STOPS, WRONG, Exhibit, Symptom
 from cgkit.hazards.road import compared, findings, record
 from cgkit.splitting import register_op
 
@@ -48,6 +48,8 @@ FORBIDDEN_CALL = Exhibit(
     ScalesByTensor,
     _record_plainly,
     lambda model, device: findings("host-sync", model(), torch.ones(8, 4, device=device), compiler="eager"),
+    kind=STOPS,
+    tool="doctor",
 )
 
 # --- attention inside of a recorded piece -----------------------------------------------------------------
@@ -121,6 +123,8 @@ ATTENTION_INSIDE = Exhibit(
         compiler="eager",
         splitting_ops=ops() or None,
     ),
+    kind=WRONG,
+    tool="doctor",
 )
 
 EXHIBITS = (FORBIDDEN_CALL, ATTENTION_INSIDE)

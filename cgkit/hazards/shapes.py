@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cgkit.capturing import CaptureSizes, CudagraphDispatcher
 from cgkit.compiling import compile_pieces
 from cgkit.forward_context import BatchDescriptor
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import SLOW, STOPS, WRONG, Exhibit, Symptom
 from cgkit.hazards.road import captured, compared, eager, findings
 from cgkit.splitting import split_graph
 from cgkit.tracing import trace
@@ -57,6 +57,8 @@ DROPPED_GUARD = Exhibit(
     lambda model, device: findings(
         "dropped-guard", model(), torch.ones(8, 4, device=device), severity="error", compiler="eager"
     ),
+    kind=WRONG,
+    tool="doctor",
 )
 
 # --- a dimension that became a number ------------------------------------------------------------------
@@ -99,6 +101,8 @@ SPECIALISED_DIM = Exhibit(
     lambda model, device: findings(
         "specialised-dim", model(), torch.ones(8, 4, device=device), compiler="eager"
     ),
+    kind=STOPS,
+    tool="doctor",
 )
 
 # --- sizes that are not recorded -------------------------------------------------------------------------
@@ -150,6 +154,8 @@ SIZE_GAP = Exhibit(
     fine_sizes,
     _padding,
     _size_finding("size-gap"),
+    kind=SLOW,
+    tool="doctor",
 )
 
 
@@ -179,6 +185,8 @@ ABOVE_LARGEST = Exhibit(
     up_to_the_largest,
     _runs_uncaptured,
     _size_finding("above-largest"),
+    kind=SLOW,
+    tool="doctor",
 )
 
 # --- a key that is asked for and not held --------------------------------------------------------------
@@ -224,6 +232,8 @@ KEY_MISS = Exhibit(
     keys_for_any_batch,
     _eager_batches,
     _explained,
+    kind=SLOW,
+    tool="dispatcher.explain",
 )
 
 EXHIBITS = (DROPPED_GUARD, SPECIALISED_DIM, SIZE_GAP, ABOVE_LARGEST, KEY_MISS)

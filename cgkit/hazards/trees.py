@@ -30,7 +30,8 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
 
     Returns:
         ``order``, ``replayed`` (the process came to its end), ``equal`` (the replay gave what eager gives; None if it
-        did not come so far), ``status`` (of the process), ``error`` (the last line that it wrote, or "").
+        did not come so far), ``status`` (of the process; None after ``timeout``), ``error`` (the last line that it
+        wrote, or "").
 
     Raises:
         CgkitError: no GPU, or ``order`` is unknown.
@@ -42,7 +43,11 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
             "CUDAGraph Trees need a GPU, and torch sees none: run it where torch.cuda.is_available()"
         )
     command = [sys.executable, "-m", "cgkit.hazards.trees", order]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        late = f"no answer within {timeout:g} s"
+        return {"order": order, "replayed": False, "equal": None, "status": None, "error": late}
     lines = done.stdout.strip().splitlines()
     seen = json.loads(lines[-1]) if done.returncode == 0 and lines else {"equal": None}
     errors = done.stderr.strip().splitlines()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cgkit.hazards.exhibit import Exhibit, Symptom
+from cgkit.hazards.exhibit import WRONG, Exhibit, Symptom
 from cgkit.hazards.road import findings, numbers, record
 from cgkit.splitting import register_op
 
@@ -97,6 +97,8 @@ CLEARED_WORKSPACE = Exhibit(
     lambda function, device: findings(
         "outside-pool", Sums(function.__name__), torch.ones(8, 4, device=device), compiler="eager"
     ),
+    kind=WRONG,
+    tool="doctor",
 )
 
 EXHIBITS = (CLEARED_WORKSPACE,)

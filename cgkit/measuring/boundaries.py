@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def measured(pieces: int, kernels: int, numbers: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each way to cut the step."""
-    ways = _ways(pieces, kernels, torch.zeros(numbers, device="cuda"))
+    ways, _graphs = ways_to_cut(pieces, kernels, torch.zeros(numbers, device="cuda"))
     device: dict[str, list[float]] = {name: [] for name in ways}
     host: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 5):
@@ -99,11 +99,14 @@ def measured(pieces: int, kernels: int, numbers: int, rounds: int) -> list[dict[
     ]
 
 
-def _ways(pieces: int, kernels: int, x: torch.Tensor) -> dict[str, list[Call]]:
-    """What each way calls in a step, in order. All but the last run the same kernels in the same order."""
+def ways_to_cut(pieces: int, kernels: int, x: torch.Tensor) -> tuple[dict[str, list[Call]], list[Any]]:
+    """What each way calls in a step, in order, and the graphs, to be kept as long as they are launched.
+
+    The first three run the same kernels in the same order, each adding 1 to ``x``.
+    """
     platform = get_platform(device="cuda")
     pool = platform.new_pool()
-    stream = torch_hooks.LaunchStream(torch.cuda.current_device())
+    stream, kept = torch_hooks.LaunchStream(torch.cuda.current_device()), []
 
     def work(times: int) -> Call:
         def run() -> None:
@@ -115,7 +118,9 @@ def _ways(pieces: int, kernels: int, x: torch.Tensor) -> dict[str, list[Call]]:
     def graph(function: Call) -> Call:
         with session(platform):
             made, _ = platform.record(function, pool)
-        return made.prepared_replay(stream) or made.replay
+        kept.append(made)  # a prepared launch knows the graph's address only
+        prepare = getattr(made, "prepared_replay", None)
+        return (prepare(stream) if prepare else None) or made.replay
 
     def whole() -> None:
         work(pieces * kernels + pieces - 1)()
@@ -125,13 +130,14 @@ def _ways(pieces: int, kernels: int, x: torch.Tensor) -> dict[str, list[Call]]:
     cut = [graph(work(kernels)) for _ in range(pieces)]
     small = [graph(between) for _ in range(pieces - 1)]
     platform.synchronize()
-    return {
+    ways = {
         "one graph": [graph(whole)],
         "graphs and launches between": _alternating(cut, [between] * (pieces - 1)),
         "graphs and small graphs between": _alternating(cut, small),
         "different graphs": cut,
         "one piece again and again": cut[:1] * pieces,
     }
+    return ways, kept
 
 
 def _alternating(pieces: Sequence[Call], between: Sequence[Call]) -> list[Call]:

@@ -6,6 +6,7 @@ Needs the extra ``cgkit[plot]``.
 
 from cgkit.plotting import (
     compile_charts,
+    hazard_charts,
     headline_chart,
     host_chart,
     memory_charts,
@@ -44,6 +45,7 @@ __all__ = [
     "compile_times",
     "crossover",
     "fold",
+    "hazard_charts",
     "headline_chart",
     "host_chart",
     "human_bytes",

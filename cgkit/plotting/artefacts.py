@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cgkit.display import register_drawing, register_html, register_page
-from cgkit.plotting import charts, compile_cards, padding_charts
+from cgkit.plotting import charts, compile_cards, hazard_charts, padding_charts
 from cgkit.plotting.dump_page import dump_page
 from cgkit.plotting.picture import Picture
 from cgkit.plotting.split_graph import GraphPicture, graph_picture, of_artefact
@@ -170,15 +170,20 @@ def doctor_report(artefact: Any) -> str:
 
 def hazard(artefact: Any) -> str:
     """The code side by side, then what happened and what was said; long lines are folded."""
-    wrapped = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere">'
+    wrapped = (
+        '<pre style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0 .6em">'
+    )
     codes = "".join(
         f'<div style="flex:1;min-width:18em"><b>{name}</b>{wrapped}{escape(code)}</pre></div>'
         for name, code in zip(("broken", "fixed"), artefact.exhibit.code())
     )
-    said = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in artefact.told())
-    left = '<table style="text-align:left;vertical-align:top">'
+    left = "text-align:left;vertical-align:top"
+    said = "".join(
+        f'<tr><th style="{left};white-space:nowrap">{name}</th><td style="{left}">{escape(text)}</td></tr>'
+        for name, text in artefact.told()
+    )
     return _card(
-        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"{left}{said}</table>"
+        artefact, f'<div style="display:flex;flex-wrap:wrap;gap:1em">{codes}</div>', f"<table>{said}</table>"
     )
 
 
@@ -272,6 +277,12 @@ def table_only(artefact: Any) -> str:
     return _card(artefact, table(artefact.to_frame(), rows=20))
 
 
+def bisection(artefact: Any) -> str:
+    """The stages as a picture, as far as the search went, then its table."""
+    frame = artefact.to_frame()
+    return _card(artefact, Picture(hazard_charts.road(frame)).svg(), table(frame, rows=20))
+
+
 def _timeline_picture(artefact: Any) -> str:
     """A bitmap: as SVG a timeline of some thousand events would weigh more than the notebook."""
     explorer = artefact.explore()
@@ -313,7 +324,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "PieceExplanation": _carded(compile_cards.piece_explanation),
     "Coverage": measured,
     "ExpectedWaste": measured,
-    "Bisection": table_only,
+    "Bisection": bisection,
     "Debugging": table_only,
     "Ledger": measured,
     "Ledgers": ledgers,

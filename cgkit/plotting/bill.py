@@ -18,7 +18,7 @@ LOOKS = {
     "guards": ("guards", PAINTS["guard"].colour, "xx"),
     "kernel_launches": ("kernel launches", PAINTS["launch"].colour, ""),
     "graph_launches": ("graph launches", PAINTS["graph_launch"].colour, "\\\\"),
-    "copies": ("starting copies", PAINTS["copy_call"].colour, ""),
+    "copies": ("starting copies", PAINTS["copy_call"].colour, "++"),
     "runtime_other": ("other driver calls", PAINTS["runtime"].colour, "||"),
     "waiting": ("waiting for the GPU", PAINTS["sync"].colour, ".."),
     "unexplained": ("unexplained", "#57606a", "xx"),

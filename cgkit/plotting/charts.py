@@ -79,7 +79,10 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     bottom = [0.0] * len(table)
     for mode in table.columns:
         heights = [1000 * value for value in table[mode]]
-        ax.bar(range(len(table)), heights, bottom=bottom, width=0.7, label=mode, color=_mode_colour(mode))
+        look = {"color": _mode_colour(mode), "hatch": style.MODE_HATCHES.get(str(mode), "")}
+        ax.bar(
+            range(len(table)), heights, bottom=bottom, width=0.7, label=mode, edgecolor="white", linewidth=0, **look
+        )  # fmt: skip
         bottom = [a + b for a, b in zip(bottom, heights)]
     ax.set_xticks(range(len(table)), [str(size) for size in table.index])
     ax.set_xlabel("size recorded (tokens)")
@@ -145,7 +148,7 @@ def padding_steps(frame: pd.DataFrame, about: About | None = None, *, ax: Axes |
     ax.set_xlim(-0.6, len(frame) - 0.4)
     ax.set_xlabel("step")
     ax.set_ylabel("tokens")
-    ax.legend(loc="upper right")
+    style.legend_below(ax, 2)
     put_title(
         ax, f"{padded_steps} of {len(frame)} steps were padded; {share:.1%} of all rows computed", about
     )

@@ -17,14 +17,14 @@ LOOKS: dict[str, tuple[str, str]] = {
     "operator dispatch": ("#f0e442", "//"),
     "graph replays": ("#0072b2", ""),
     "address check": ("#56b4e9", ".."),
-    "wrapper": ("#009e73", ""),
+    "wrapper": ("#009e73", "--"),
     "weights fetch": ("#d55e00", "\\\\"),
-    "stitching code": ("#cc79a7", ""),
+    "stitching code": ("#cc79a7", "||"),
     "entry": ("#8fb9d6", "xx"),
-    "input copies": ("#999999", ""),
-    "input preparation": ("#c9c9c9", "//"),
+    "input copies": ("#999999", "++"),
+    "input preparation": ("#c9c9c9", "--"),
     "input slices": ("#e3e3e3", ".."),
-    "dispatcher": ("#5e3c99", ""),
+    "dispatcher": ("#5e3c99", "oo"),
     "forward context": ("#b2abd2", "\\\\"),
     "unexplained": ("#57606a", "xx"),
 }
@@ -50,9 +50,9 @@ def host_time(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | Non
     figure = Figure(figsize=(12.4, 1.75 + 0.5 * len(bars)))
     whole, zoomed = figure.subplots(1, 2, sharey=True)
     _stack(whole, frame, bars, ())
-    whole.set_title("the whole step", fontsize=9.5)
+    whole.set_title("The whole step", fontsize=9.5)
     _stack(zoomed, frame, bars, LARGE)
-    zoomed.set_title("without attention, replays and the inputs' preparation", fontsize=9.5)
+    zoomed.set_title("Without attention, replays and the inputs' preparation", fontsize=9.5)
     zoomed.tick_params(labelleft=False)
     figure.legend(handles=_handles(frame), ncols=5, loc="outside lower left", fontsize=8.5)
     heading = figure.suptitle(titled(_what(frame), about), x=0.008, ha="left", fontsize=10.5)

@@ -237,7 +237,7 @@ def crossover(
     if len(figure.axes) == 1:
         figure.legend(
             *ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8.5,
-            title="batch sizes at which a mode is launch-bound", title_fontsize=8.5,
+            title="Batch sizes at which a mode is launch-bound", title_fontsize=8.5,
         )  # fmt: skip
     else:
         ax.legend(fontsize=8)

@@ -162,7 +162,10 @@ def by_largest(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | No
     legend_below(ax, 2)
     last = frame.iloc[-1]
     ratio = last.max() / last.min() if last.min() else 0.0
-    put_title(ax, f"{last.idxmax()}: {ratio:.1f} times {last.idxmin()} at {frame.index[-1]} tokens", about)
+    most = str(last.idxmax())
+    put_title(
+        ax, f"{most[:1].upper()}{most[1:]}: {ratio:.1f} times {last.idxmin()} at {frame.index[-1]} tokens", about
+    )  # fmt: skip
     return ax
 
 
@@ -197,9 +200,8 @@ def segments(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
             boxes, facecolors=style.MEMORY, edgecolors="white", linewidths=0.6, label="live blocks"
         )
     )
-    names = [f"{row['segment']} ({row['pool']})" for row in rows[:shown]]
+    names = [f"segment {row['segment']} ({row['pool']})" for row in rows[:shown]]
     ax.set_yticks(range(shown), names)
-    ax.set_ylabel("segment")
     ax.invert_yaxis()
     ax.set_xlim(0, biggest / scale * 1.02)
     ax.set_xlabel(f"offset in the segment, {unit}")

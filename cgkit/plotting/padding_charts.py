@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 #: Colour and hatch of what a batch gets.
 COVERED = {
-    "FULL": (style.MODES["FULL"], ""),
-    "PIECEWISE": (style.MODES["PIECEWISE"], "///"),
+    **{mode: (style.MODES[mode], style.MODE_HATCHES.get(mode, "")) for mode in ("FULL", "PIECEWISE")},
     "not captured": ("#ffffff", "xx"),
 }
 _WORDS = {"real": "of the real tokens", "padded": "of the padded tokens"}
@@ -53,6 +52,7 @@ def staircase(
         points = sorted({point for point in seen if point <= most})
         ax.plot(points, points, "o", color=style.REAL, markersize=4.5, label="occurred in this run")
     ax.set_xlabel("tokens in the batch")
+    ax.locator_params(axis="x", integer=True)
     ax.set_ylabel("tokens computed")
     ax.set_xlim(0.5, most + 0.5)
     ax.set_ylim(0, frame["padded"].max() * 1.08)
@@ -80,7 +80,7 @@ def _one_stair(ax: Axes, part: pd.DataFrame) -> None:
     edges = [*(count - 0.5 for count in counts), counts[-1] + 0.5]
     ax.stairs(padded, edges, baseline=counts, fill=True, facecolor=style.PADDING, alpha=0.30, hatch="///",
               label="padding")  # fmt: skip
-    ax.stairs(counts, edges, fill=True, color=style.REAL, alpha=0.35, label="real tokens")
+    ax.stairs(counts, edges, fill=True, color=style.REAL, alpha=0.6, label="real tokens")
     ax.stairs(padded, edges, color=style.PADDING, linewidth=1.3, baseline=None)
     above = part[~part["captured"]]
     if len(above):
@@ -112,6 +112,7 @@ def waste(frame: pd.DataFrame, divisor: str, about: About | None = None, *, ax: 
     ax.set_xlim(0.5, most + 0.5)
     ax.set_ylim(0, max([*peaks.values(), 1.0]) * 1.08)
     ax.set_xlabel("tokens in the batch (a line ends where its ladder does)")
+    ax.locator_params(axis="x", integer=True)
     ax.set_ylabel(f"padding, % {_WORDS[divisor]}")
     ax.grid(axis="y")
     legend_below(ax, 4)
@@ -147,6 +148,7 @@ def coverage(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
     ax.invert_yaxis()
     ax.set_xlim(0.5, most + 0.5)
     ax.set_xlabel("tokens in the batch")
+    ax.locator_params(axis="x", integer=True)
     handles = [
         Patch(
             facecolor=colour,

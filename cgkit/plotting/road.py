@@ -45,10 +45,11 @@ def road(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     across = list(frame[frame["stage"] == "all"].itertuples())
     for place, notebook in enumerate(across):
         _chip(ax, -0.45 + place * 3.6, -1.25, notebook)
-    ax.text(-0.45, -0.42, "about the whole road:", fontsize=10)
+    ax.text(-0.45, -0.42, "About the whole road:", fontsize=10)
     ax.set_xlim(-1.3, end + 1.4)
     ax.set_ylim(-1.45, 3.75)
-    ax.set_title("The road of one decode step, and the notebooks along it (dashed: not there yet)")
+    absent = "" if frame["there"].all() else " (dashed: not there yet)"
+    ax.set_title(f"The road of one decode step, and the notebooks along it{absent}")
     return ax
 
 

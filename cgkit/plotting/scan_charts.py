@@ -96,5 +96,5 @@ def ways_to_cut(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | N
     ax.set_xlim(0, (frame["recorded"] + frame["between"]).max() * 1.5)
     ax.set_xlabel("pieces")
     legend_below(ax, 2)
-    put_title(ax, "what a step is made of, by where the graph is cut", about)
+    put_title(ax, "What a step is made of, by where the graph is cut", about)
     return ax

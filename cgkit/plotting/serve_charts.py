@@ -135,7 +135,10 @@ def _taken(ax: Axes, steps: pd.DataFrame) -> None:
     for row, (_, part) in enumerate(groups):
         computed = part["num_padded_tokens"].sum()
         share = (computed - part["num_tokens"].sum()) / max(computed, 1)
-        ax.text(len(part), row, f" {share:.0%} padding", va="center", fontsize=8.5)
+        ax.annotate(
+            f"{share:.0%} padding", (len(part), row), xytext=(6, 0), textcoords="offset points", va="center",
+            fontsize=8.5,
+        )  # fmt: skip
     ax.set_yticks(range(len(groups)), [str(mode) for mode, _ in groups])
     ax.set_ylim(len(groups) - 0.5, -0.5)
     ax.set_xlim(0, 1.22 * max(len(part) for _, part in groups))

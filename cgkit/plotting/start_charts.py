@@ -105,7 +105,8 @@ def adaptors(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
             )  # fmt: skip
             if len(seconds) > 1:
                 ax.plot(seconds, [number + offset] * len(seconds), "o", color=style.INK, markersize=4)
-            _beside(ax, max(seconds), number + offset, f"{mean:.1f} s" + _left_behind(part, cache))
+            text = f"{mean:.1f} s" + _left_behind(part, cache)
+            _beside(ax, max(seconds) + 0.015 * most, number + offset, text)  # clear of the last dot
     ax.set_yticks(range(len(groups)), [str(name) for name, _ in groups])
     ax.invert_yaxis()
     ax.set_xlim(0, most * 1.66)

@@ -41,6 +41,8 @@ MODES = {
     "PIECEWISE": "#0072b2",
     "FULL": "#009e73",
 }
+#: Bars of modes stacked on each other are told apart without colours too.
+MODE_HATCHES = {"PIECEWISE": "///"}
 #: For sets of equal things (pieces with one content), in order.
 SERIES = ("#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#d55e00", "#999999")
 

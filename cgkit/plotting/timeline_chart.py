@@ -130,7 +130,7 @@ def _finish(
     start = canvases[0].window[0]
     begin = f", from {start / scale:,.2f} {unit} of the trace on" if len(drawn) == 1 and start else ""
     notes = [textwrap.fill(note, int(figure.get_figwidth() * 11)) for note in _notes(drawn)]
-    ax.set_xlabel("\n".join([f"time ({unit}){begin}", *notes]), fontsize=9)
+    ax.set_xlabel("\n".join([f"time ({unit}){begin}", *notes]), fontsize=9, linespacing=1.45)
     ax.grid(axis="x")
     entries = _legend(ax, canvases)
     if own_figure:

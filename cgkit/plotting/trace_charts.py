@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import style
-from cgkit.plotting.style import About, put_title, styled
+from cgkit.plotting.style import About, legend_below, put_title, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def traces_by_call(frame: pd.DataFrame, about: About | None = None, *, ax: Axes 
     ax.set_ylim(0, frame["graphs"].max() + 0.6)
     ax.locator_params(axis="y", integer=True)
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    put_title(ax, "each new graph is a compilation while somebody waits", about)
+    put_title(ax, "Each new graph is a compilation while somebody waits", about)
     return ax
 
 
@@ -67,9 +67,9 @@ def dispatch(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
             rows["layers"], rows["low_us"], rows["high_us"], color=colour, alpha=0.15, linewidth=0
         )
     ax.set_xlabel("layers")
-    ax.set_ylabel("us a call, the graph itself empty")
+    ax.set_ylabel("µs a call, the graph itself empty")
     ax.set_ylim(0)
     ax.grid(axis="y")
-    ax.legend(loc="upper left")
-    put_title(ax, "what lies between a call and its graph (shaded: the middle half of the samples)", about)
+    legend_below(ax, 3)
+    put_title(ax, "What lies between a call and its graph (shaded: the middle half of the samples)", about)
     return ax

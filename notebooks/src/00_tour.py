@@ -33,6 +33,15 @@
 # Nothing here needs a GPU. Without one the recorded graphs are **emulated**: the same rules, not the same speed. What is
 # emulated says so. Cells can be run again, in any order that makes sense to Python.
 
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
+
 # %% [markdown]
 # ## The idea
 # Two mechanisms, one on top of the other. **Compiling** makes of many small kernels fewer and better ones, and of the model's
@@ -122,11 +131,12 @@ sizes = cgkit.CaptureSizes([1, 2, 4, 8, 16])
 sizes
 
 # %%
+recorded = inputs  # from here on the graphs hold the addresses of these buffers
 captured = cgkit.capture(
     compiled,
     sizes,
     mode="FULL_AND_PIECEWISE",
-    make_inputs=lambda size: (inputs.input_ids[:size], inputs.positions[:size]),
+    make_inputs=lambda size: (recorded.input_ids[:size], recorded.positions[:size]),
     context=context,
     uniform_sizes=[1, 2, 4, 8],  # decode batches: at most one token for each of 8 requests
 )
@@ -152,10 +162,10 @@ import torch
 key = BatchDescriptor(8)
 outputs = {}
 for mode in (cgkit.CUDAGraphMode.NONE, cgkit.CUDAGraphMode.PIECEWISE):
-    metadata = inputs.fill_dummy(8, decode_only=False)
-    inputs.input_ids[:8] = torch.arange(8)
+    metadata = recorded.fill_dummy(8, decode_only=False)
+    recorded.input_ids[:8] = torch.arange(8)
     with cgkit.set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-        outputs[mode.name] = captured.run(inputs.input_ids[:8], inputs.positions[:8]).clone()
+        outputs[mode.name] = captured.run(recorded.input_ids[:8], recorded.positions[:8]).clone()
 torch.equal(outputs["NONE"], outputs["PIECEWISE"])
 
 # %% [markdown]
@@ -164,10 +174,10 @@ torch.equal(outputs["NONE"], outputs["PIECEWISE"])
 # with the old one. cgkit compares the addresses, and says so:
 
 # %%
-metadata, mode = inputs.fill_dummy(8, decode_only=False), cgkit.CUDAGraphMode.PIECEWISE
+metadata, mode = recorded.fill_dummy(8, decode_only=False), cgkit.CUDAGraphMode.PIECEWISE
 try:
     with cgkit.set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
-        captured.run(inputs.input_ids[:8].clone(), inputs.positions[:8])
+        captured.run(recorded.input_ids[:8].clone(), recorded.positions[:8])
 except cgkit.CgkitError as error:
     print(type(error).__name__, "-", error)
 
@@ -185,13 +195,13 @@ runner.capture_model()
 from cgkit import events
 
 questions = ["What is the capital of France?", "Name three colours.", "What is a compiler?"]
-prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
+prompts = [chat_prompt(loaded.tokenizer, asked) for asked in questions]
 traces_before = cgkit.compilation_counter.num_graphs_seen
 with events.record(events.StepRan) as log:
     answers = runner.generate(prompts, max_tokens=24)
 again_traced = cgkit.compilation_counter.num_graphs_seen - traces_before
-for question, answer in zip(questions, answers):
-    print(f"> {question}\n  {answer.text!r}")
+for asked, answer in zip(questions, answers):
+    print(f"> {asked}\n  {answer.text!r}")
 
 # %% [markdown]
 # Greedy decoding says the very same tokens without any graph:

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -33,6 +35,15 @@
 # Three words. *Dynamo* goes through a model's Python once and gives one **graph** of operators (notebook 02). *Recording* (a CUDA graph)
 # writes down the kernels that a piece of code starts, with their arguments and the addresses of their tensors, and *replaying*
 # starts all of them at once, without any Python (notebook 06). *Compiling* makes faster kernels of a graph (notebook 04).
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import warnings
@@ -104,8 +115,8 @@ class Decoder(nn.Module):
 
 
 ids = torch.arange(4, device=DEVICE)
-model = Decoder(2).to(DEVICE)
-traced = cgkit.trace(model, ids)
+two_layers = Decoder(2).to(DEVICE)
+traced = cgkit.trace(two_layers, ids)
 print(traced)
 
 # %% [markdown]
@@ -129,14 +140,14 @@ def replay(captured):
 
 
 # %% slideshow={"slide_type": "subslide"}
-split = cgkit.split_graph(traced, ["course::attend"])
+cut_at_attention = cgkit.split_graph(traced, ["course::attend"])
 right = {}
 for mode in ("FULL", "PIECEWISE"):
     STEP["length"] = 3
-    captured = recorded(split, mode)
+    captured = recorded(cut_at_attention, mode)
     for STEP["length"] in (3, 9):
         with torch.no_grad():
-            right[mode, STEP["length"]] = torch.allclose(replay(captured), model(ids), atol=1e-4)
+            right[mode, STEP["length"]] = torch.allclose(replay(captured), two_layers(ids), atol=1e-4)
 print("emulated" if captured.platform.emulated else "real CUDA graphs")
 pd.Series(right).rename_axis(["recorded", "length"]).unstack().rename(columns="at length {}".format)
 
@@ -249,7 +260,7 @@ cgkit.claim(
         ),
         dict(
             id="splitting-why-attention",
-            measured=f"lengths 3 and 9 give other results of one shape {tuple(model(ids).shape)}; cut there, both are right: {right['PIECEWISE', 3] and right['PIECEWISE', 9]}",
+            measured=f"lengths 3 and 9 give other results of one shape {tuple(two_layers(ids).shape)}; cut there, both are right: {right['PIECEWISE', 3] and right['PIECEWISE', 9]}",
             outcome="confirmed" if right["PIECEWISE", 3] and right["PIECEWISE", 9] else "wrong",
         ),
         dict(

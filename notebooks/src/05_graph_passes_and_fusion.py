@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -25,16 +27,24 @@
 # - decide whether a layer should be a hand-written operator or plain torch code, and from which numbers.
 #
 # **Time**: 45 minutes to read; the cells run in about two minutes on two cores.
-# **Needs**: cgkit and a C++ compiler; no GPU. What only a GPU can show is read from a recording, whose title says
-# "recorded on ...".
+# **Needs**: cgkit and a C++ compiler (without one the passes are shown as they are, and what they do to kernels is not measured); no
+# GPU. What only a GPU can show is read from a recording, whose title says "recorded on ...". What was compiled is kept: a second run,
+# or one after `cgkit cache unpack`, does not wait for it again.
 #
 # A *pass* is a function that takes a graph, changes it, and says how many places it matched. Ours stand in Inductor's
 # **post-grad** hook: the graph is functional there (no operator writes into its inputs), decomposed into small operators, and
 # Inductor's own patterns have been applied. After it comes Inductor's lowering, which decides about kernels.
 
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
+
 # %%
-import os
-import tempfile
 import warnings
 
 import pandas as pd
@@ -48,8 +58,6 @@ from cgkit.plotting import compile_charts
 from cgkit.serving.llama import PRESETS
 from cgkit.serving.llama_fp8 import quantize
 from cgkit.serving.weights import build_model, random_weights
-
-os.environ["CGKIT_CACHE_DIR"] = tempfile.mkdtemp(prefix="cgkit-")  # so that what is compiled here really is
 
 # %% [markdown]
 # The passes are for **FP8**: numbers of eight bits, so that a matrix product reads half the bytes of bfloat16. Weights are
@@ -173,8 +181,8 @@ else:
     bare = [name for name in dict.fromkeys(recorded["variant"]) if name.endswith(", no noop")]
     pairs = [name for each in bare for name in (each.removesuffix(", no noop"), each)]
     columns = ["matched_noop", "matched_fuse_norm_quant", "wall_ms"]
-    rows = recorded[recorded["batch"] == 1].set_index("variant").loc[pairs, columns]
-    print(f"recorded on an H200, torch 2.11, 16 layers:\n{rows}")
+    matched_rows = recorded[recorded["batch"] == 1].set_index("variant").loc[pairs, columns]
+    print(f"recorded on an H200, torch 2.11, 16 layers:\n{matched_rows}")
 
 # %%
 found = sum(each["noop"].matched for each in reports.values())
@@ -401,7 +409,8 @@ small = cgkit.split_graph(cgkit.trace(Negations(), torch.ones(4, 16), dynamic_ar
 compiled = cgkit.compile_pieces(small, cgkit.CompilationConfig(passes=[double_negation], cudagraph_mode="NONE"))
 x = torch.randn(5, 16)
 print("equal:", torch.allclose(compiled(x), Negations()(x)))
-compiled.pass_reports["submod_0"]["double_negation"]
+reported = compiled.pass_reports or preview_passes(small, [double_negation])  # nothing was compiled: what it would do
+reported["submod_0"]["double_negation"]
 
 # %% [markdown]
 # ## 7 · Does it compute the same?
@@ -514,7 +523,8 @@ for custom_ops in (("none",), ("all",)):
     both = split_of(little, custom_ops)
     built = cgkit.compile_pieces(both, cgkit.CompilationConfig(custom_ops=custom_ops, cudagraph_mode="NONE"))
     calls = cgkit.explain(built).to_frame()[["calls_before", "own_kernels", "extern_kernels", "operators"]].sum()
-    rows.append({"custom_ops": custom_ops[0], **calls, "compile_s": round(built.seconds, 1)})
+    loaded = built.to_frame()["loaded"].all()  # then compile_s is what reading took
+    rows.append({"custom_ops": custom_ops[0], **calls, "compile_s": round(built.seconds, 1), "loaded": loaded})
 pd.DataFrame(rows)
 
 # %% [markdown]
@@ -527,13 +537,14 @@ recordings.picture("h200-bench-custom-ops", compile_charts.custom_ops)
 # %%
 custom = recordings.find("h200-bench-custom-ops")
 if custom is not None:
-    step = custom.pivot(index="variant", columns="batch", values="wall_ms").loc[list(dict.fromkeys(custom["variant"]))]
+    custom_step = custom.pivot(index="variant", columns="batch", values="wall_ms").loc[list(dict.fromkeys(custom["variant"]))]
     print("time of a step over that of torch code (recorded on an H200):")
-    print((step.div(step.loc["none"]) - 1).map("{:+.1%}".format))
+    print((custom_step.div(custom_step.loc["none"]) - 1).map("{:+.1%}".format))
 
 # %% [markdown]
 # Torch code is faster, because the norm is fused with the sum before it, and hand-written it is two kernels a layer more. What
-# the operators do save is compile time. (The first row also holds what the process loads once: compare the others.)
+# the operators do save is compile time. (The first row also holds what the process loads once: compare the others. Where `loaded` is
+# true, nothing was compiled: `cgkit cache list` names the folder to empty.)
 
 # %%
 seen = pd.DataFrame(rows).set_index("custom_ops")
@@ -544,7 +555,10 @@ cgkit.claim(
         {
             "id": "levels-black-boxes",
             "measured": f"operators that Inductor cannot look into, one layer: {walls}; its own kernels: {seen['own_kernels'].to_dict()}",
-            "outcome": walls["all"] > walls["none"] and seen.loc["all", "own_kernels"] < seen.loc["none", "own_kernels"],
+            "outcome": (walls["all"] > walls["none"] and seen.loc["all", "own_kernels"] < seen.loc["none", "own_kernels"])
+            if seen["own_kernels"].any()
+            else "not measured",
+            "why": "" if seen["own_kernels"].any() else "Without a C++ compiler Inductor writes no kernels here.",
         },
         {
             "id": "levels-custom-ops-off",
@@ -556,7 +570,7 @@ cgkit.claim(
 
 # %%
 if custom is not None:
-    slower = step.div(step.loc["none"]).loc["all"] - 1
+    slower = custom_step.div(custom_step.loc["none"]).loc["all"] - 1
     cgkit.claim(
         "levels-custom-ops-trade",
         measured=f"recorded on an H200: hand-written operators take {', '.join(f'{v:+.1%} at batch {b}' for b, v in slower.items())}",

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -29,6 +31,15 @@
 #
 # What notebook 06 showed, in two sentences: a graph is a list of kernel launches with fixed shapes and fixed addresses. To run
 # it on fewer tokens than it was recorded for, the input's unused rows are filled with *padding*, and their results dropped.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import ipywidgets

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -28,6 +30,15 @@
 # **Needs**: cgkit and what notebook 06 taught: what recording and replaying a graph is. No GPU. Here graphs are *emulated*
 # (every address is real and every hazard happens; nothing is faster), and charts say so. Figures of a real GPU are read from
 # recordings, whose titles say "recorded on ..."; where this machine has a GPU they are measured on it.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import pandas as pd

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -26,6 +28,15 @@
 # **Time**: 50 minutes to read; the cells run in about one minute on two cores.
 # **Needs**: cgkit; of the notebooks before, 07 (sizes and padding) and 08 (memory). No GPU. The engine, its scheduler and its batches are real. Without
 # a GPU its graphs are *emulated* and every time measured here is this CPU's, which charts say; where times of a GPU matter they are recorded ones.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import pandas as pd
@@ -237,8 +248,8 @@ Picture(serve_charts.steps_taken(every_step, clocked))
 
 # %%
 histogram = served["FULL_AND_PIECEWISE"].histogram().rename(columns={"batch_size": "batch"})
-cost = recorded_step_cost("llama-3.1-8b", "FULL")
-priced = price_sizes(SIZES, histogram, cost)
+decode_cost = recorded_step_cost("llama-3.1-8b", "FULL")
+priced = price_sizes(SIZES, histogram, decode_cost)
 Picture(priced.plot(clocked))
 
 # %% [markdown]
@@ -261,8 +272,8 @@ Picture(serve_charts.batch_sizes(every_step, clocked))
 # And does padding cost time? A decode step reads all weights whatever its size, so up to a point the padded rows are nearly free:
 
 # %%
-print(f"milliseconds a step, {cost.source}")
-cost.to_frame()
+print(f"milliseconds a step, {decode_cost.source}")
+decode_cost.to_frame()
 
 # %% [markdown]
 # From 1 to 32 tokens the replayed step grows by a few per cent. So a coarse list is cheap where sizes are small. What is *not* cheap is to have no graph at all (`uncaptured`): nearly twice the time. **Which

@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -25,6 +27,15 @@
 # **Time**: 40 minutes to read; the cells run in about one minute on two cores.
 # **Needs**: cgkit with `transformers`, and a C++ compiler for part 5. No GPU: without one, recorded graphs are *emulated* (they
 # repeat the recorded calls on the recorded addresses, and are no faster). Weights are random, and nothing is downloaded.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import os

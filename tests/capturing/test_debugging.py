@@ -291,6 +291,16 @@ def test_a_guard_that_does_not_hold(mode):
     assert len(right.debugging.guards.replayed) == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_that_a_guard_made_no_difference_for_the_zeros_of_a_recording_says_nothing(mode):
+    captured = capture(built(Branches(100.0), torch.ones(6, 2)), [3, 8], mode=mode)
+    captured(torch.zeros(3, 2))
+    for _ in range(2):
+        with pytest.raises(DroppedGuardError, match="makes a difference"):
+            captured(torch.ones(3, 2))
+    assert len(captured.debugging.guards.replayed) == 1
+
+
 def test_a_number_of_the_model_that_changed():
     model = Branches(2.0)
     captured = capture(built(model, torch.ones(6, 2)), [2, 4])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cgkit import torch_hooks
-from cgkit.compiling import EagerAdaptor, InductorStandaloneAdaptor
+from cgkit.compiling import EagerAdaptor, InductorStandaloneAdaptor, adaptors
 from cgkit.compiling.adaptors import make_adaptor
 from cgkit.config import CompilationConfig
 
@@ -53,5 +53,9 @@ def test_only_the_cpu_needs_one(monkeypatch, recwarn):
     assert isinstance(on_gpu, InductorStandaloneAdaptor)
     assert isinstance(make_adaptor(CompilationConfig(compiler="eager"), [torch.device("cpu")]), EagerAdaptor)
     assert not recwarn
+    adaptors._say_no_compiler.cache_clear()
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler"):
         assert isinstance(make_adaptor(CompilationConfig(), [torch.device("cpu")]), EagerAdaptor)
+    recwarn.clear()
+    assert isinstance(make_adaptor(CompilationConfig(), [torch.device("cpu")]), EagerAdaptor)
+    assert not recwarn, "it is said once"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pandas as pd
 import pytest
 
 from cgkit import cli, hazards
 from cgkit.errors import ConfigError
-from cgkit.hazards import EXHIBITS, ROWS
+from cgkit.hazards import EXHIBITS, ROWS, apart
+from cgkit.hazards.compiling import CountsSteps
+from cgkit.measuring.doctor.codes import CODES
 
 #: What cgkit's words must hold: the code of a finding, the class of an error, or the name of what differs.
 WORDS = {
@@ -36,8 +39,22 @@ WORDS = {
 }
 
 
+#: How what a tool says begins.
+SAID_BY = {
+    "doctor": tuple(CODES),
+    "debug=True": ("MovedInputError", "OverwrittenOutputError"),
+    "the recording itself": ("CaptureOutOfMemoryError",),
+    "dispatcher.explain": ("FULL",),
+    "counters_table": ("num_",),
+    "explain_cache": ("config:", "code:"),
+    "the dump itself": ("a listing by dis",),
+    "predict_pool": ("PoolPrediction",),
+}
+
+
 def test_every_exhibit_has_its_words():
-    assert set(WORDS) == set(EXHIBITS)
+    assert set(WORDS) == set(EXHIBITS) and set(SAID_BY) == set(hazards.TOOLS)
+    assert {each.kind for each in EXHIBITS.values()} == set(hazards.KINDS)
 
 
 @pytest.mark.parametrize("id", EXHIBITS)
@@ -45,6 +62,7 @@ def test_an_exhibit_does_what_it_describes(id):
     visit = hazards.show(id)
     assert visit.symptom.harm and not visit.fixed_symptom.harm, repr(visit)
     assert WORDS[id] in visit.says and visit.fixed_says == "", repr(visit)
+    assert visit.says.startswith(SAID_BY[visit.exhibit.tool])
     assert visit.as_described and visit.row()["platform"] == "emulated"
     assert visit.symptom.seen != visit.fixed_symptom.seen
 
@@ -57,6 +75,13 @@ def test_the_same_on_a_gpu(id):
     assert visit.row()["platform"] == "cuda"
 
 
+@pytest.mark.gpu
+def test_all_of_them_on_a_gpu_in_one_process_of_their_own():
+    frame = hazards.run("cuda")
+    assert frame["as_described"].all(), frame.loc[~frame["as_described"], ["id", "seen", "says"]].to_string()
+    assert len(frame) == sum(each.on_gpu for each in EXHIBITS.values())
+
+
 def test_all_that_is_known_is_shown_or_says_why_not():
     frame = hazards.table()
     assert list(frame["row"]) == list(range(1, 27)) == [row.number for row in ROWS]
@@ -64,6 +89,33 @@ def test_all_that_is_known_is_shown_or_says_why_not():
     assert (shown ^ (frame["instead"] != "")).all()
     assert set(frame.loc[~shown, "row"]) == {8, 20}
     assert {number for each in EXHIBITS.values() for number in each.rows} == set(frame.loc[shown, "row"])
+
+
+def test_an_exhibit_can_be_visited_often():
+    """Dynamo gives up on a code that it compiled eight times."""
+    assert all(EXHIBITS["recompiles"].symptom(CountsSteps, "cpu").harm for _ in range(3))
+
+
+@pytest.mark.slow
+def test_an_exhibit_in_a_process_of_its_own():
+    far, near = hazards.show("size-gap", apart=True), hazards.show("size-gap")
+    assert far.row() == near.row() and far.as_described
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(3)", "its process ended: status 3"),
+        ("import time; time.sleep(60)", "no answer (at most 0.5 s are given)"),
+        ('print(\'{"error": "illegal address"}\')', "its process ended: illegal address"),
+    ],
+)
+def test_a_process_that_ends_is_what_is_reported(code, said):
+    there = apart.Apart("cuda", [sys.executable, "-c", code], timeout_s=0.5 if "sleep" in code else 30)
+    for _ in range(2):  # the second visit has another process
+        visit = there.visit(EXHIBITS["replaced-buffer"])
+        assert said in visit.symptom.seen and not visit.as_described
+        assert visit.says == "" and visit.device == "cuda"
 
 
 def test_the_two_codes_of_an_exhibit_differ_and_are_shown():

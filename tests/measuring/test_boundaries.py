@@ -31,7 +31,7 @@ def test_on_a_gpu_each_way_runs_the_same_kernels():
         boundaries.run(given("--pieces", "1"))
     x = torch.zeros(64, device="cuda")
     with torch.no_grad():
-        ways = boundaries._ways(3, 2, x)
+        ways, _graphs = boundaries.ways_to_cut(3, 2, x)
     for name in ("one graph", "graphs and launches between", "graphs and small graphs between"):
         x.zero_()
         for call in ways[name]:

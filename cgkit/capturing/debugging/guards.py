@@ -32,12 +32,16 @@ class DroppedGuards:
     Attributes:
         replayed: one sentence a guard that failed on some shape and made no difference there.
         shapes: how many different shapes were looked at.
+
+    A shape on which all guards hold is not looked at again. One on which a guard fails is tried at each call: that it
+    made no difference for these numbers (the zeros of a recording, say) says nothing of the next ones.
     """
 
     def __init__(self, traced: TracedGraph | None) -> None:
         self.traced = traced
         self.replayed: list[str] = []
         self.seen: set[Any] = set()
+        self._hold: set[Any] = set()
         self._guards: list[torch_hooks.SizeGuard] | None = None
         self._constants = self._read_constants()
         self._told: set[str] = set()
@@ -57,13 +61,14 @@ class DroppedGuards:
             return
         changed = self._changed_constants()
         shapes = tuple(tuple(tensor.shape) for _, tensor in tensor_leaves((args, kwargs)))
-        if shapes in self.seen and not changed:
+        if shapes in self._hold and not changed:
             return
         self.seen.add(shapes)
-        failed = [*changed, *self.broken_sizes(args, kwargs)]
-        new = [what for what in failed if what not in self._told or what in changed]
-        if new:
-            self._try(new, args, kwargs)
+        broken = self.broken_sizes(args, kwargs)
+        if not broken:
+            self._hold.add(shapes)
+        if changed or broken:
+            self._try([*changed, *broken], args, kwargs)
 
     # --- sizes -----------------------------------------------------------------------------------
 
@@ -75,7 +80,8 @@ class DroppedGuards:
         sizes, failed = self._sizes(args, kwargs)
         for guard in self._guards:
             if guard.holds(sizes) is False:
-                where = f" ({':'.join(map(str, guard.where[:2]))}: {guard.where[2]})" if guard.where else ""
+                # torch keeps the end of the file's name
+                where = "" if guard.where is None else " (...{}:{}: {})".format(*guard.where)
                 numbers = ", ".join(f"{s} = {n}" for s, n in sizes.items() if s in guard.text)
                 failed.append(f"{_said(guard)} does not hold for {numbers}{where}")
         return failed
@@ -188,9 +194,12 @@ class DroppedGuards:
                 "call (no branch on a size, no number that changes), pass what changes as a tensor, or trace a second "
                 "model"
             )
-        self._told.update(failed)
-        self.replayed += failed
-        logger.warning("%s: %s; on this call it makes no difference", self.traced.model_name, said)
+        new = [what for what in failed if what not in self._told]
+        if not new:
+            return
+        self._told.update(new)
+        self.replayed += new
+        logger.warning("%s: %s; on this call it makes no difference", self.traced.model_name, "; ".join(new))
 
     def _model_forward(self) -> Callable[..., Any]:
         assert self.traced is not None and self.traced.wrapper is not None

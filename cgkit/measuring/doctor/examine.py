@@ -18,6 +18,7 @@ from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError
 from cgkit.measuring.doctor.report import Report
+from cgkit.pipeline import as_written
 
 
 def doctor(
@@ -59,7 +60,7 @@ def doctor(
     config = config or CompilationConfig()
     found: list[Finding] = []
     not_checked: dict[str, str] = {}
-    with warnings.catch_warnings(), torch_hooks.stand_in_streams():
+    with warnings.catch_warnings(), torch_hooks.stand_in_streams(), as_written(model):
         warnings.simplefilter("ignore")
         patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
         for name in only or CHECKS:

@@ -205,10 +205,13 @@ class Patient:
     def unharmed(self) -> Iterator[None]:
         """Runs of the model inside leave its parameters, buffers and the random state as they were."""
         kept = [(tensor, tensor.detach().clone()) for tensor in self.model.buffers()]
+        own = [(module._buffers, dict(module._buffers)) for module in self.model.modules()]
         with torch.random.fork_rng(devices=[]), self.in_context():
             try:
                 yield
             finally:
+                for buffers, names in own:  # forward may put another tensor there
+                    buffers.update(names)
                 for tensor, old in kept:
                     if tensor.shape == old.shape:
                         tensor.copy_(old)

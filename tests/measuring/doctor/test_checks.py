@@ -12,6 +12,7 @@ from cgkit.compiling.adaptors import make_adaptor
 from cgkit.compiling.cache import cache_key
 from cgkit.compiling.cache.folder import keys_folder, write_key
 from cgkit.measuring.doctor import CHECKS
+from cgkit.pipeline import compiled_model
 from tests.measuring.doctor import models
 
 X = torch.arange(32.0).reshape(8, 4) / 32
@@ -282,3 +283,20 @@ def test_a_model_on_a_gpu_is_recorded_for_real():
         ("host-sync", "error"),
         ("capture-forbidden", "error"),
     }
+
+
+def test_a_decorated_model_is_looked_at_as_it_is_written():
+    """Compiled code answers for the trace, and crashes on tensors without values."""
+
+    class Decorated(models.Branches):
+        pass
+
+    broken = cgkit.support_torch_compile(Decorated)(compilation_config=config(compiler="eager"))
+    found = report(broken)
+    assert bad(found) == bad(report(models.Branches())) and found.not_checked == {}
+    state = compiled_model(broken)
+    assert state.compiled is None, "looking compiles nothing"
+    broken(X)
+    recorded, call = state.compiled, state.call
+    assert bad(report(broken)) == bad(found)
+    assert (state.compiled, state.call) == (recorded, call)

@@ -90,6 +90,25 @@ def test_looking_for_copies_leaves_no_tensor_without_values_behind():
     assert not hasattr(model, "last")
 
 
+def test_a_buffer_that_forward_replaces_is_put_back_between_two_runs():
+    class Last(nn.Module):
+        last: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x + self.last
+            self.last = x[:1, :1].reshape(1) * 2
+            return out
+
+    model = Last()
+    held = model.last
+    assert bad(report(model)) == {("buffer-write", "error")}  # and no other answer for one row
+    assert model.last is held and not held.any()
+
+
 def test_a_branch_on_a_batch_of_one_has_its_line_though_it_leaves_no_guard():
     found = report(models.OneByOne())
     assert bad(found) == {("zero-one", "error")}
