@@ -69,7 +69,7 @@ platform
 # ### The museum
 #
 # `cgkit.hazards` is a collection of what really hurt the users of three engines (vLLM, SGLang, TensorRT-LLM) and of PyTorch. It was
-# read from their issue trackers: 25 rows and a 26th that we met ourselves. 17 *exhibits* make them happen again, each in a few
+# read from their issue trackers: 25 rows and a 26th that we met ourselves. 20 *exhibits* make them happen again, each in a few
 # lines: a broken code and its fixed twin. `show` runs both twice, first with no check in the way, then asking cgkit. Nothing in a
 # card is written down beforehand.
 #
@@ -877,22 +877,22 @@ cgkit.claim(
 )
 
 # %% [markdown]
-# All rows of the list, with the exhibit that shows each. Five have none, and say why:
+# All rows of the list, with the exhibit that shows each. Two have none, and say why:
 
 # %%
 left = [{"selector": "th, td", "props": "text-align: left; vertical-align: top"}]
 hazards.table().style.hide(axis="index").set_uuid("hazards").set_table_styles(left)
 
 # %% [markdown]
-# The five once more, in sentences:
+# The two once more, in sentences:
 # - **LoRA** (8): small additional weights that a request may ask for. Graphs that were recorded with them compute them for everybody.
 #   cgkit has none; a key with a field `has_lora`, recorded with and without, would show it.
-# - **Guards at each step** (18) are slow and not wrong: there is nothing to catch, only to measure, as notebook 02 did.
 # - **Inductor's own partition** (20) is another way to cut, which cgkit does not drive; compiling one model both ways would show it.
-# - **A decompiler that fails** (24): nothing here rests on one. Where it fails you read a disassembly.
-# - **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`, beside graphs of one's own: the former clear
-#   memory (of the library for matrix products) whose address the latter hold. It needs a GPU, and may spoil the process. So it runs
-#   in one of its own, if there is a GPU:
+#
+# And one exhibit is smaller than what it stands for: **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`,
+# beside graphs of one's own. The former clear memory (of the library for matrix products) whose address the latter hold. The exhibit
+# clears a workspace that can still be read. The thing itself needs a GPU, and may spoil the process. So it runs in one of its own, if
+# there is a GPU:
 
 # %%
 from cgkit.hazards.trees import replay_beside_trees
@@ -901,7 +901,7 @@ if DEVICE == "cuda":
     trees = replay_beside_trees("between", timeout=60)
     print("recorded by hand, then Trees, then replayed:", {k: v for k, v in trees.items() if k != "error"}, trees["error"][:100])
 else:
-    print("no GPU here, so row 26 stays in the table")
+    print("no GPU here, so row 26 is seen in small alone")
 
 # %% [markdown]
 # Walk through the museum yourself. (Where no kernel runs: the cards above are all of it.)
