@@ -76,7 +76,15 @@ def test_a_wrong_lowering(wrong, piece, named):
     assert piece in found._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.float64, torch.float16)),
+    ],
+    ids=str,
+)
 def test_what_is_rounding_depends_on_the_type(dtype):
     """Half a unit of the last place is none of bisect's business, whatever the type; a hundred of them are."""
     model, x = Mlp().to(dtype), torch.randn(4, 8, dtype=dtype)

@@ -32,7 +32,7 @@ def served(model, **config):
     [
         ({"level": 0}, False),
         ({"level": 0}, True),
-        ({"level": 1}, False),
+        pytest.param({"level": 1}, False, marks=pytest.mark.slow),
         ({"cudagraph_mode": "PIECEWISE"}, False),
     ],
     ids=str,

@@ -247,7 +247,7 @@ def test_a_folder_that_transformers_wrote(tmp_path, capfd):
 
 
 def test_a_name_on_the_hub_that_was_downloaded_before(tmp_path, capfd, monkeypatch):
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder, commit = tmp_path / "models--somebody--small-opt", "0" * 40
     (folder / "refs").mkdir(parents=True)
