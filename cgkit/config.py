@@ -172,8 +172,8 @@ class CompilationConfig:
     replay_path: str = "plan"
     #: Which platform records: "auto", "cuda" or "emulated".
     graph_platform: str = "auto"
-    #: Check what is not free to check as well (weights' addresses at each step, each replay and each call of a
-    #: decorated model beside its eager run, ...).
+    #: Check what is not free to check as well (weights' addresses at each step, each replay, each replay plan and each
+    #: call beside its eager run, ...).
     debug: bool = False
 
     def __post_init__(self) -> None:

@@ -87,7 +87,7 @@ class WrongReplayError(_LocatedError):
 
 
 class WrongResultError(CgkitError, RuntimeError):
-    """With ``debug=True``: a call of a decorated model gives something else than the model's own ``forward``."""
+    """With ``debug=True``: a call of a model gives something else than the model's own ``forward``."""
 
 
 class UnsupportedTorchError(CgkitError, RuntimeError):

@@ -7,7 +7,7 @@ reference, computed in float64, and ``got`` may be some times as far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ UNITS: dict[torch.dtype, float] = {
     torch.float16: 2.0,
     torch.bfloat16: 2.0,
 }
+#: Which memory was made and need not have been filled: the types of it; True where that is not known, False for none.
+Unwritten = bool | Collection[torch.dtype]
 #: How many times as far from the reference as the eager result is.
 TIMES = 4.0
 #: What :data:`UNITS` is multiplied by where there is no reference.
@@ -63,14 +65,15 @@ def first_apart(
     reference: Callable[[], Any] | None = None,
     path: str = "output",
     *,
-    unwritten: bool = False,
+    unwritten: Unwritten = False,
 ) -> Apart | None:
     """The first tensor of ``got`` that is not ``expected`` but for rounding; None if all are.
 
     Args:
         reference: the same in float64, asked for only if bits differ; it may raise or return something built otherwise:
             then there is none.
-        unwritten: NaN in ``expected`` stands for memory that nobody wrote: there anything will do.
+        unwritten: NaN in ``expected`` stands for memory that nobody wrote: there anything will do. What stands in
+            integers and flags may be a result too, so there it counts only for the types that were left unwritten.
     """
     wanted, found = list(tensor_leaves(expected, path)), list(tensor_leaves(got, path))
     if [place for place, _ in wanted] != [place for place, _ in found]:
@@ -103,7 +106,7 @@ def tensors_apart(
     reference: torch.Tensor | None,
     path: str = "output",
     *,
-    unwritten: bool = False,
+    unwritten: Unwritten = False,
 ) -> Apart | None:
     """How ``got`` differs from ``expected`` by more than rounding, or None."""
     if expected.shape != got.shape or expected.dtype != got.dtype:
@@ -123,6 +126,8 @@ def tensors_apart(
         return Apart(path, f"{int(wrong.sum())} of {a.numel()} values are NaN or infinite in one of the two",
                      float("inf"), 0.0, int(wrong.sum()))  # fmt: skip
     ignored = ignored | special
+    if expected.dtype.itemsize == 1:
+        return _neighbours(a, b, ignored, expected.dtype, path)
     error = (b - (a if r is None else r)).abs().masked_fill(ignored, 0.0)
     own = torch.zeros_like(error) if r is None else (a - r).abs().masked_fill(ignored, 0.0)
     size = a.abs().masked_fill(ignored, 0.0)
@@ -144,9 +149,27 @@ def tensors_apart(
     )
 
 
-def _exactly(expected: torch.Tensor, got: torch.Tensor, path: str, unwritten: bool) -> Apart | None:
+def _neighbours(
+    a: torch.Tensor, b: torch.Tensor, ignored: torch.Tensor, dtype: torch.dtype, path: str
+) -> Apart | None:
+    """For numbers of one byte: rounding leads to the next such number at most, whatever the others of a row are."""
+    error = (b - a).abs().masked_fill(ignored, 0.0)
+    size = torch.maximum(a.abs(), b.abs()).masked_fill(ignored, 0.0)
+    info = torch.finfo(dtype)
+    allowed = (size * info.eps).clamp(min=info.tiny * info.eps) * (1 + 1e-6)
+    far = error > allowed
+    if not bool(far.any()):
+        return None
+    worst = int((error / allowed).reshape(-1).argmax())
+    most, least = float(error.reshape(-1)[worst]), float(allowed.reshape(-1)[worst])
+    count = int(far.sum())
+    what = f"{count} of {a.numel()} values are not the next one either: up to {most:.3g} apart"
+    return Apart(path, f"{what}, and {least:.3g} is rounding", most, least, count)
+
+
+def _exactly(expected: torch.Tensor, got: torch.Tensor, path: str, unwritten: Unwritten) -> Apart | None:
     differs = expected != got
-    if unwritten:
+    if unwritten is True or (unwritten and expected.dtype in unwritten):
         differs &= expected != _pattern_of(expected.dtype)
     count = int(differs.sum())
     if not count:

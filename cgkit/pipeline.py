@@ -30,6 +30,7 @@ from cgkit.capturing import (
     free_all,
     get_platform,
 )
+from cgkit.capturing.debugging.whole_call import CheckedGraphs, beside_forward
 from cgkit.compiling import CompiledGraph, compile_model
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.counters import compilation_counter
@@ -37,7 +38,6 @@ from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.splitting import SplitGraph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims
-from cgkit.whole_call import beside_forward
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -290,7 +290,9 @@ class CompiledModel:
 
     def _checked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``; under ``debug=True`` beside the model's own forward."""
-        return beside_forward(self, call) if self.config.debug else call
+        if not self.config.debug:
+            return call
+        return beside_forward(self, call.unchecked if isinstance(call, CheckedGraphs) else call)
 
     def _open(self, compiled: CompiledGraph, sizes: CaptureSizes) -> CapturedGraphs:
         """The wrappers of stage 4 with nothing recorded yet."""

@@ -16,6 +16,7 @@ import torch
 
 from cgkit import events
 from cgkit.capturing.captured import CapturedGraphs, device_of
+from cgkit.capturing.debugging.whole_call import CheckedGraphs
 from cgkit.capturing.out_of_memory import capture_out_of_memory, is_out_of_memory
 from cgkit.capturing.platform import GraphPlatform, get_platform, peak_bytes, reserved_bytes, session
 from cgkit.capturing.sizes import CaptureSizes
@@ -80,7 +81,8 @@ def capture(
     if platform is None or isinstance(platform, str):
         platform = get_platform(platform or config.graph_platform, device_of(compiled))
     options = CUDAGraphOptions(debug=config.debug, weak_outputs=weak_outputs)
-    captured = CapturedGraphs(compiled, resolved, chosen, platform, pool, options)
+    kind = CheckedGraphs if config.debug else CapturedGraphs
+    captured = kind(compiled, resolved, chosen, platform, pool, options)
     captured.clone_outputs = clone_outputs
     warmups = config.cudagraph_num_of_warmups if num_warmups is None else num_warmups
     if not chosen:
@@ -191,7 +193,7 @@ class _Capture:
 
     def _lay_out_plans(self, plan: Plan, uniform_sizes: Sequence[int] | None) -> None:
         """Each PIECEWISE step as a flat tuple of calls."""
-        if self.captured.compiled.config.replay_path != "plan" or self.captured.debugging is not None:
+        if self.captured.compiled.config.replay_path != "plan":
             return
         keys = [key for mode, key in plan if mode is CUDAGraphMode.PIECEWISE]
         with self._naming_what_fitted(plan, len(plan) - 1):

@@ -101,7 +101,9 @@ class CapturedGraphs(Shown):
         self.plans = ReplayPlans(self)
         self.debugging: Debugging | None = None
         self.run_module: Callable[..., Any] = self._wrap()
-        self.run: Callable[..., Any] = self._debugged(self._planned(self.run_module))
+        self.run: Callable[..., Any] = self._planned(self.run_module)
+        if self.debugging is not None:  # piece by piece, and each plan beside it
+            self.run = self.debugging.around(self.run_module)
         _alive.add(self)
         marks.register(self)
 
@@ -164,9 +166,6 @@ class CapturedGraphs(Shown):
             return usual(*args, **kwargs)
 
         return run
-
-    def _debugged(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        return run if self.debugging is None else self.debugging.around(run)
 
     def _choosing(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """``usual``, and from :meth:`fix_weights` on the shorter way for steps that replay."""

@@ -83,6 +83,15 @@ class EmulatedGraph:
         """How many calls were recorded; an opaque compiled piece is one."""
         return len(self._tape)
 
+    @property
+    def calls(self) -> tuple[TapedCall, ...]:
+        """What a replay repeats, in order."""
+        return tuple(self._tape)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in the graph's pool."""
+        return self._pool.holds(tensor)
+
     def outside(self) -> list[tuple[str, torch.Tensor]]:
         """(name of the call, tensor) of each tensor that a replay reads or writes and that the pool does not own."""
         return [

@@ -35,6 +35,12 @@ def check_plan(
     _Check(plan, list(inputs), platform, pool).run(module)
 
 
+def blame(plan: ReplayPlan, state: Iterable[torch.Tensor], platform: GraphPlatform, pool: Any) -> str:
+    """Which call of a plan that gives something else than the module path is to blame. ``state``: all that a step reads
+    or writes beside the pool, as it is before the step; it is left in any state."""
+    return _Check(plan, list(state), platform, pool).blame()
+
+
 class _Check:
     def __init__(
         self, plan: ReplayPlan, inputs: list[torch.Tensor], platform: GraphPlatform, pool: Any

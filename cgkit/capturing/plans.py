@@ -152,6 +152,20 @@ class ReplayPlans(Shown):
         self.ready[key] = Ready(read, (*choices, (now, plan.calls, plan.result)), places)
         return plan, len(places)
 
+    # --- a step, seen from beside it -------------------------------------------------------------
+
+    def plan_for(self, key: Any, args: tuple, kwargs: dict, metadata: Any) -> ReplayPlan | None:
+        """The plan by which this step would run; None if the module path would serve it. Not for the replay path."""
+        found = self.ready.get(key)
+        if found is None:
+            return None
+        try:
+            now = found.read(args, kwargs, metadata)
+        except BUILT_OTHERWISE:
+            return None
+        plans = [row.plan for row in self.rows if row.key == key and row.plan is not None]
+        return next((plan for plan, choice in zip(plans, found.choices) if choice[0] == now), None)
+
     # --- a step without a plan -------------------------------------------------------------------
 
     def pass_over(self, key: Any, args: tuple, kwargs: dict, metadata: Any) -> None:

@@ -10,7 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cgkit.errors import ConfigError
-from cgkit.hazards import addresses, compiling, loading, memory, recording, shapes
+from cgkit.hazards import (
+    addresses,
+    compiling,
+    decompiling,
+    guards,
+    loading,
+    memory,
+    recording,
+    shapes,
+    workspaces,
+)
 from cgkit.hazards.exhibit import KINDS, TOOLS, Exhibit, Symptom, Visit
 from cgkit.hazards.rows import ROWS, Row
 
@@ -38,7 +48,17 @@ EXHIBITS: dict[str, Exhibit] = {
     for each in sorted(
         (
             one
-            for module in (addresses, compiling, loading, memory, recording, shapes)
+            for module in (
+                addresses,
+                compiling,
+                decompiling,
+                guards,
+                loading,
+                memory,
+                recording,
+                shapes,
+                workspaces,
+            )
             for one in module.EXHIBITS
         ),
         key=lambda each: each.rows,

@@ -20,6 +20,7 @@ TOOLS = {
     "dispatcher.explain": "the dispatcher, asked about a batch; the ledgers keep the answer for each that came",
     "counters_table": "the counters beside what they must be",
     "explain_cache": "two keys of the compile cache, factor by factor",
+    "the dump itself": "what was compiled, as text: it says how it was made",
     "predict_pool": "the recordings gone through without a device",
 }
 

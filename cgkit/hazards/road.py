@@ -13,7 +13,7 @@ from cgkit.capturing.platform import session
 from cgkit.compiling import compile_pieces
 from cgkit.config import CompilationConfig
 from cgkit.hazards.exhibit import Symptom
-from cgkit.measuring.doctor import doctor
+from cgkit.measuring.doctor import CHECKS, doctor
 from cgkit.splitting import split_graph
 from cgkit.tracing import trace
 
@@ -51,7 +51,8 @@ def captured(
 def findings(code: str, model: nn.Module, *example: Any, severity: str = "", **config: Any) -> str:
     """What the doctor says under ``code``: its worst finding, or ""."""
     settings = CompilationConfig(**{"cudagraph_capture_sizes": [1, 2, 4, 8], "max_num_seqs": 8, **config})
-    found = doctor(model, *example, config=settings).of_code(code)
+    looking = [each.name for each in CHECKS.values() if code in each.codes]
+    found = doctor(model, *example, config=settings, only=looking).of_code(code)
     found = [each for each in found if each.severity in ({severity} if severity else {"error", "warning"})]
     if not found:
         return ""

@@ -29,7 +29,8 @@ ROWS = (
         8,
         "graphs recorded with LoRA although none is active",
         "vllm PR#25914, #32005, #5193",
-        "cgkit has no LoRA adapters; keys with a has_lora field, recorded once with and once without, would show it",
+        "cgkit has no LoRA adapters, so its keys have no has_lora field. What would show it: a model with adapters, "
+        "each key recorded with and without them, and the nodes of both graphs in an idle step",
     ),
     Row(9, "a splitting operator that returns a new tensor", "vllm PR#53915, PR#37395"),
     Row(10, "a tensor outside of the pool that is replaced", "vllm#40038"),
@@ -40,38 +41,22 @@ ROWS = (
     Row(15, "equal layers compiled one by one", "vllm#20451, #20264, #20342, #33267, sglang#6830"),
     Row(16, "a dimension that became a constant", "vllm#23970, vllm-ascend#1368, pytorch#141251, #136002"),
     Row(17, "a dropped guard", "vllm PR#26199, PR#27432"),
-    Row(
-        18,
-        "guards evaluated at each step",
-        "vllm PR#11217",
-        "it is slow and not wrong, so there is nothing to catch; `cgkit bench launch-overhead` measures what a guarded "
-        "call costs on this machine beside one without guards",
-    ),
+    Row(18, "guards evaluated at each step", "vllm PR#11217"),
     Row(19, "no graphs after a warm start", "vllm#31439"),
     Row(
         20,
         "Inductor's own partition: faster, and slower to compile",
         "vllm#27080, #27828, pytorch PR#167132",
-        "cgkit cuts the FX graph and does not drive Inductor's partition; compiling one model both ways in one process "
-        "(`torch._inductor.config.graph_partition`) on a GPU would show it",
+        "a trade and no fault, and both sides of it are a GPU's and a compiler's: fewer and faster kernels, against "
+        "seconds of Inductor on one large graph. cgkit cuts the FX graph and does not drive Inductor's partition. What "
+        "would show it: one model compiled both ways in fresh processes, torch.compile with "
+        "torch._inductor.config.graph_partition beside compile_pieces, seconds and step times in turn on a GPU. What "
+        "sharing equal pieces saves the cut graph is measured: `cgkit bench dedup`",
     ),
     Row(21, "a result that the next replay overwrites", "pytorch#148439, #144386, #170604, #122192"),
     Row(22, "recompilations while serving", "sglang#15654, PR#38354, #32655"),
     Row(23, "sizes that are advertised and not recorded", "TensorRT-LLM PR#13574, PR#12895"),
-    Row(
-        24,
-        "a decompiler that fails on new bytecode",
-        "depyf#86, depyf#8, vllm#20713",
-        "nothing of cgkit rests on it: `TracedGraph.decompiled` falls back to a disassembly, which tests hold with a "
-        "decompiler that raises",
-    ),
+    Row(24, "a decompiler that fails on new bytecode", "depyf#86, depyf#8, vllm#20713"),
     Row(25, "a ladder that stops short of max_num_seqs", "vllm-ascend#16049"),
-    Row(
-        26,
-        "CUDAGraph Trees beside graphs of one's own",
-        "measured with torch 2.11",
-        "it needs a GPU and ends in an illegal memory access that spoils the process: `torch.compile(mode="
-        "'reduce-overhead')` clears the cuBLAS workspaces whose addresses hand-recorded graphs hold. So the benchmarks "
-        "measure that mode in a process of its own; `cgkit.hazards.trees.replay_beside_trees` shows it in one",
-    ),
+    Row(26, "CUDAGraph Trees beside graphs of one's own", "measured with torch 2.11"),
 )

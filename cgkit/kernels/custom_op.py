@@ -10,7 +10,8 @@ graph. A layer nobody decided about takes the torch form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,16 +43,45 @@ class CustomOp(nn.Module):
 
 
 def apply_custom_ops(model: nn.Module, config: CompilationConfig) -> dict[str, bool]:
-    """Sets each :class:`CustomOp` in ``model`` as ``config.custom_ops`` says; which names are on.
+    """Sets each :class:`CustomOp` in ``model`` as ``config.custom_ops`` says, and leaves it so; which names are on.
 
-    To be called before ``model`` is traced. A model that serves two configurations at once keeps the form that was
-    set last wherever it is not compiled.
+    To be called before ``model`` is traced. For a model that others hold too there is :func:`custom_ops_as`.
     """
     decided: dict[str, bool] = {}
     for module in model.modules():
         if isinstance(module, CustomOp):
             module.enabled = decided.setdefault(module.op_name, config.custom_op_enabled(module.op_name))
     return decided
+
+
+@contextmanager
+def custom_ops_as(model: nn.Module, config: CompilationConfig) -> Iterator[None]:
+    """In the block each :class:`CustomOp` in ``model`` is as ``config.custom_ops`` says; after it as it was before.
+
+    Not for two threads that run one model in two forms at once: a layer has one form at a time.
+    """
+    layers = [module for module in model.modules() if isinstance(module, CustomOp)]
+    before = [layer.enabled for layer in layers]
+    apply_custom_ops(model, config)
+    try:
+        yield
+    finally:
+        for layer, enabled in zip(layers, before):
+            layer.enabled = enabled
+
+
+def with_custom_ops(
+    run: Callable[..., Any], model: nn.Module, config: CompilationConfig
+) -> Callable[..., Any]:
+    """``run``, each call of it inside of :func:`custom_ops_as`; ``run`` itself where ``model`` has no such layer."""
+    if not any(isinstance(module, CustomOp) for module in model.modules()):
+        return run
+
+    def in_form(*args: Any, **kwargs: Any) -> Any:
+        with custom_ops_as(model, config):
+            return run(*args, **kwargs)
+
+    return in_form
 
 
 def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

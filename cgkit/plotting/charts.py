@@ -79,9 +79,10 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     bottom = [0.0] * len(table)
     for mode in table.columns:
         heights = [1000 * value for value in table[mode]]
-        look = {"color": _mode_colour(mode), "hatch": style.MODE_HATCHES.get(str(mode), "")}
+        colour, hatch = _mode_colour(mode), style.MODE_HATCHES.get(str(mode), "")
         ax.bar(
-            range(len(table)), heights, bottom=bottom, width=0.7, label=mode, edgecolor="white", linewidth=0, **look
+            range(len(table)), heights, bottom=bottom, width=0.7, label=mode,
+            color=colour, hatch=hatch, edgecolor="white", linewidth=0,
         )  # fmt: skip
         bottom = [a + b for a, b in zip(bottom, heights)]
     ax.set_xticks(range(len(table)), [str(size) for size in table.index])

@@ -16,6 +16,7 @@ import torch
 
 from cgkit import events, marks
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
+from cgkit.capturing.debugging.whole_call import Parts, beside_forward
 from cgkit.capturing.dispatcher import Route
 from cgkit.capturing.modes import resolve_cudagraph_mode
 from cgkit.capturing.platform import GraphPlatform
@@ -23,7 +24,7 @@ from cgkit.compiling import CompiledGraph, compile_model
 from cgkit.config import AttentionCGSupport, CompilationConfig, CompilationLevel, CUDAGraphMode
 from cgkit.errors import CaptureError
 from cgkit.forward_context import set_forward_context
-from cgkit.kernels.custom_op import apply_custom_ops
+from cgkit.kernels.custom_op import custom_ops_as, with_custom_ops
 from cgkit.serving.input_batch import InputBatch
 from cgkit.serving.weights import ServedModel
 from cgkit.splitting import SplitGraph
@@ -38,6 +39,10 @@ ATTENTION_SUPPORT = AttentionCGSupport.ALWAYS
 
 class Executor:
     """What a runner's step calls, at any level.
+
+    The model may be held by others too (two runners at two levels, a reference beside them), so nothing of it is
+    changed for good: layers with two forms take this configuration's while they are traced, or, where Python runs at
+    each step, while a step runs.
 
     Attributes:
         mode: the configured mode, after what the attention supports was taken into account.
@@ -64,7 +69,7 @@ class Executor:
         self.forward: Callable[..., torch.Tensor] = model
         self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
         if self.is_compiled:
-            apply_custom_ops(model, config)
+            self.forward = with_custom_ops(model, model, config)
         marks.register(self)
 
     # --- sizes -----------------------------------------------------------------------------------
@@ -92,15 +97,16 @@ class Executor:
             return
         name = type(self.model).__name__
         events.emit(events.ModelSeen(name))
-        apply_custom_ops(self.model, self.config)
         if self.config.level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
-            self.forward = torch.compile(self.model.forward, backend=self.config.dynamo_backend)
+            compiled = torch.compile(self.model.forward, backend=self.config.dynamo_backend)
+            self.forward = with_custom_ops(compiled, self.model, self.config)
             self.is_compiled = True
             return
         # The size of the example leaves no trace in the graph: the dimension is symbolic.
         example = max(2, min(inputs.max_tokens, 16))
-        with set_forward_context(inputs.fill_dummy(example, decode_only=False)):
+        metadata = inputs.fill_dummy(example, decode_only=False)
+        with set_forward_context(metadata), custom_ops_as(self.model, self.config):
             self.compiled = compile_model(
                 self.model,
                 (inputs.input_ids[:example], inputs.positions[:example]),
@@ -109,8 +115,14 @@ class Executor:
             )
         self.split = self.compiled.split
         self.traced = self.split.traced
-        self.forward = self.compiled.bind()
+        self.forward = self._checked(self.compiled.bind())
         self.is_compiled = True
+
+    def _checked(self, run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """``run``; under ``debug=True`` beside the model's own forward, on the padded inputs of the step."""
+        if not self.config.debug or self.compiled is None:
+            return run
+        return with_custom_ops(beside_forward(Parts(self.model, self.compiled), run), self.model, self.config)
 
     def capture_model(
         self, inputs: InputBatch, *, largest_first: bool = True, platform: GraphPlatform | None = None
@@ -189,9 +201,9 @@ class Executor:
         """
         self.captured = captured
         if captured is not None:
-            self.forward = captured.run
+            self.forward = self._checked(captured.run)
         else:
-            bound = self.model if self.compiled is None else self.compiled.bind()
+            bound = self.model if self.compiled is None else self._checked(self.compiled.bind())
             self.forward = bound if forward is None else forward
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
@@ -210,7 +222,7 @@ class Executor:
             assert self.compiled is not None
             self.captured.free()
             self.captured.lock.reopen()
-            self.captured, self.forward = None, self.compiled.bind()
+            self.captured, self.forward = None, self._checked(self.compiled.bind())
 
 
 def cuts_attention(config: CompilationConfig) -> bool:

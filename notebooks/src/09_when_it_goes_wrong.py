@@ -4,6 +4,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -26,6 +28,15 @@
 # **Needs**: cgkit. With a GPU real CUDA graphs are recorded, without one *emulated* ones, which repeat the recorded calls on the
 # recorded addresses: they make the same mistakes, and are no faster. Notebook 06 has shown what a graph holds (addresses, shapes,
 # numbers) and what it does not (Python). Here whole models stumble over it.
+
+# %% tags=["setup"]
+# Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
+import sys
+
+if "google.colab" in sys.modules:
+    get_ipython().system("test -d /content/cgkit || git clone -q --depth 1 -b main https://github.com/OWNER/NAME /content/cgkit")
+    get_ipython().run_line_magic("cd", "-q /content/cgkit/notebooks")
+    get_ipython().run_line_magic("run", "colab.py")
 
 # %%
 import contextlib
@@ -58,7 +69,7 @@ platform
 # ### The museum
 #
 # `cgkit.hazards` is a collection of what really hurt the users of three engines (vLLM, SGLang, TensorRT-LLM) and of PyTorch. It was
-# read from their issue trackers: 25 rows and a 26th that we met ourselves. 17 *exhibits* make them happen again, each in a few
+# read from their issue trackers: 25 rows and a 26th that we met ourselves. 20 *exhibits* make them happen again, each in a few
 # lines: a broken code and its fixed twin. `show` runs both twice, first with no check in the way, then asking cgkit. Nothing in a
 # card is written down beforehand.
 #
@@ -365,11 +376,11 @@ def attend(x):
     return x[: lengths["batch"]].mean(0).expand_as(x)
 
 
-x, pool = torch.arange(16.0, device=DEVICE).reshape(4, 4), platform.new_pool()
-attend(x * 2)  # the warm-up
-inside, inside_out = platform.record(lambda: attend(x * 2) + 1, pool)
-middle = torch.empty_like(x)
-before, doubled = platform.record(lambda: x * 2, pool)
+tokens, pool = torch.arange(16.0, device=DEVICE).reshape(4, 4), platform.new_pool()
+attend(tokens * 2)  # the warm-up
+inside, inside_out = platform.record(lambda: attend(tokens * 2) + 1, pool)
+middle = torch.empty_like(tokens)
+before, doubled = platform.record(lambda: tokens * 2, pool)
 after, cut_out = platform.record(lambda: middle + 1, pool)
 rows = []
 for length in (1, 2, 3, 4):
@@ -377,7 +388,7 @@ for length in (1, 2, 3, 4):
     inside.replay()
     before.replay(), middle.copy_(attend(doubled)), after.replay()  # piece, attention as it is, piece
     for case, out in (("attention recorded inside", inside_out), ("attention between two graphs", cut_out)):
-        rows.append((case, length, float((attend(x * 2) + 1)[0, 0]), float(out[0, 0])))
+        rows.append((case, length, float((attend(tokens * 2) + 1)[0, 0]), float(out[0, 0])))
 by_length = pd.DataFrame(rows, columns=["case", "step", "python", "replay"])
 attention_picture = plotting.hazard_charts.silent(by_length, about, xlabel="tokens in the batch")
 Picture(attention_picture, "attention recorded inside of a graph stays at the length of the recording; cut out, it is right")
@@ -866,22 +877,22 @@ cgkit.claim(
 )
 
 # %% [markdown]
-# All rows of the list, with the exhibit that shows each. Five have none, and say why:
+# All rows of the list, with the exhibit that shows each. Two have none, and say why:
 
 # %%
 left = [{"selector": "th, td", "props": "text-align: left; vertical-align: top"}]
 hazards.table().style.hide(axis="index").set_uuid("hazards").set_table_styles(left)
 
 # %% [markdown]
-# The five once more, in sentences:
+# The two once more, in sentences:
 # - **LoRA** (8): small additional weights that a request may ask for. Graphs that were recorded with them compute them for everybody.
 #   cgkit has none; a key with a field `has_lora`, recorded with and without, would show it.
-# - **Guards at each step** (18) are slow and not wrong: there is nothing to catch, only to measure, as notebook 02 did.
 # - **Inductor's own partition** (20) is another way to cut, which cgkit does not drive; compiling one model both ways would show it.
-# - **A decompiler that fails** (24): nothing here rests on one. Where it fails you read a disassembly.
-# - **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`, beside graphs of one's own: the former clear
-#   memory (of the library for matrix products) whose address the latter hold. It needs a GPU, and may spoil the process. So it runs
-#   in one of its own, if there is a GPU:
+#
+# And one exhibit is smaller than what it stands for: **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`,
+# beside graphs of one's own. The former clear memory (of the library for matrix products) whose address the latter hold. The exhibit
+# clears a workspace that can still be read. The thing itself needs a GPU, and may spoil the process. So it runs in one of its own, if
+# there is a GPU:
 
 # %%
 from cgkit.hazards.trees import replay_beside_trees
@@ -890,7 +901,7 @@ if DEVICE == "cuda":
     trees = replay_beside_trees("between", timeout=60)
     print("recorded by hand, then Trees, then replayed:", {k: v for k, v in trees.items() if k != "error"}, trees["error"][:100])
 else:
-    print("no GPU here, so row 26 stays in the table")
+    print("no GPU here, so row 26 is seen in small alone")
 
 # %% [markdown]
 # Walk through the museum yourself. (Where no kernel runs: the cards above are all of it.)

@@ -51,6 +51,7 @@ import cgkit
 from cgkit.plotting import Picture
 
 os.environ["CGKIT_CACHE_DIR"] = tempfile.mkdtemp(prefix="cgkit-")  # so that what is compiled here really is
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the one setting; the doctor looks at copies on the CPU
 pd.set_option("display.max_colwidth", 120)
 
 # %% [markdown]
@@ -68,7 +69,7 @@ sizes = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, 
 torch.manual_seed(0)
 original = transformers.AutoModelForCausalLM.from_config(
     transformers.Qwen2Config(vocab_size=259, num_hidden_layers=2, **sizes)
-).eval()
+).eval().to(DEVICE)
 adopted = cgkit.adopt(original)
 config = cgkit.CompilationConfig(cudagraph_capture_sizes=[1, 2, 4], compiler="eager")
 runner = cgkit.Runner(adopted, adopted.tokenizer, config).capture_model()
@@ -86,7 +87,8 @@ print(len(split.pieces), "pieces,", sum(piece.is_splitting for piece in split.pi
 prompts = [[7, 8, 9], [5]]
 served = [each.token_ids for each in runner.generate(prompts, max_tokens=8)]
 with torch.no_grad():
-    own = [original.generate(torch.tensor([p]), max_new_tokens=8, do_sample=False)[0, len(p) :].tolist() for p in prompts]
+    asked = [torch.tensor([prompt], device=DEVICE) for prompt in prompts]
+    own = [original.generate(one, max_new_tokens=8, do_sample=False)[0, one.shape[1] :].tolist() for one in asked]
 print("the same tokens:", served == own)
 
 # %% [markdown]
@@ -185,8 +187,8 @@ def configured(compiler):
 # rows, when graphs for 1, 2, 4 and 8 rows are recorded?
 
 # %%
-model = MyModel(compilation_config=configured("eager")).eval()
-x = torch.randn(6, 16)
+model = MyModel(compilation_config=configured("eager")).eval().to(DEVICE)
+x = torch.randn(6, 16, device=DEVICE)
 with torch.no_grad():
     expected = MyModel.forward(model, x)  # the class's own code, eagerly
 first = model(x)
@@ -212,7 +214,7 @@ cgkit.compiled_model(model).split.draw()
 # %%
 def pieces_of(layers):
     with torch.no_grad():
-        traced = cgkit.trace(MyModel(layers, compilation_config=configured("eager")), x)
+        traced = cgkit.trace(MyModel(layers, compilation_config=configured("eager")).to(DEVICE), x)
     return cgkit.split_graph(traced, ["cgkit::my_attention"])
 
 
@@ -262,7 +264,7 @@ class Counts(nn.Module):
         return self.linear(x) + self.seen
 
 
-reports = {type(each).__name__: cgkit.doctor(each, x) for each in (Branches(), Counts())}
+reports = {type(each).__name__: cgkit.doctor(each, x.cpu()) for each in (Branches(), Counts())}
 found = pd.concat({name: report.to_frame() for name, report in reports.items()}, names=["model", ""])
 found[["severity", "code", "source", "what", "fix"]]
 
@@ -285,7 +287,7 @@ class Fine(nn.Module):
         return torch.relu(self.linear(x))
 
 
-fine = cgkit.doctor(Fine(), x)
+fine = cgkit.doctor(Fine(), x.cpu())
 calls = {"7 rows": torch.ones(7, 16), "float64": torch.ones(6, 16, dtype=torch.float64), "rows of 8": torch.ones(6, 8)}
 for name, other in calls.items():
     print(f"{name}: {len(fine.would_fail(other))} assumptions would fail")
@@ -298,7 +300,7 @@ for name, other in calls.items():
 # Both are questions about *your* model, and both answers take one line. First Inductor instead of the eager pieces:
 
 # %%
-compiled = MyModel(compilation_config=configured("inductor")).eval()
+compiled = MyModel(compilation_config=configured("inductor")).eval().to(DEVICE)
 compiled(x)
 explained = cgkit.explain(cgkit.compiled_model(compiled))
 explained.to_frame()[["piece", "shared_with", "calls_before", "own_kernels", "extern_kernels", "operators"]]

@@ -1,6 +1,7 @@
 """``debug=True``: each check fires on a fault that is planted for it, and none on what is right."""
 
 import copy
+import dataclasses
 import operator
 from types import SimpleNamespace
 
@@ -8,12 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cgkit.capturing import capture
+from cgkit.capturing import CapturedGraphs, capture
 from cgkit.capturing.debugging import StepOutput
 from cgkit.compiling import compile_pieces
 from cgkit.compiling.adaptors import EagerAdaptor
 from cgkit.config import CompilationConfig, CUDAGraphMode
-from cgkit.errors import DamagedBufferError, DroppedGuardError, OverwrittenOutputError, WrongReplayError
+from cgkit.errors import (
+    DamagedBufferError,
+    DroppedGuardError,
+    OverwrittenOutputError,
+    WrongReplayError,
+    WrongResultError,
+)
 from cgkit.forward_context import BatchDescriptor, current_forward_context, set_forward_context
 from cgkit.splitting import register_op, split_graph
 from cgkit.tracing import trace
@@ -330,3 +337,68 @@ def test_random_pieces_are_said_to_be_left_out():
     torch.manual_seed(1)
     assert torch.equal(first, captured(torch.ones(4, 2)))
     assert "random" in captured.debugging.steps.not_compared["submod_0"]
+
+
+def prepares_too_much(coming, x: Tensor, out: Tensor):
+    factor = coming.metadata.factor  # not through coming.fixed: nobody looks whether it is still so
+    return lambda: torch.mul(x, factor, out=out)
+
+
+def prepares_well(coming, x: Tensor, out: Tensor):
+    factor = coming.fixed("factor")
+    return lambda: torch.mul(x, factor, out=out)
+
+
+@pytest.mark.parametrize("prepare", [prepares_too_much, prepares_well])
+def test_a_replay_plan_that_took_a_number_for_given(prepare, device):
+    register_op("prepared", scaled, ["out"], namespace="debugged", prepare=prepare)
+
+    class Prepared(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            torch.ops.debugged.prepared(x + 1, out)
+            return out * 2
+
+    was, now, x = SimpleNamespace(factor=3.0), SimpleNamespace(factor=5.0), torch.ones(4, 2, device=device)
+    results = {}
+    for debug in (False, True):
+        made = built(Prepared(), x, ops=("debugged::prepared",))
+        made.config = dataclasses.replace(made.config, debug=debug)
+        captured = capture(made, [4], context=was)
+        assert len(captured.plans.ready) == 1  # debug or not
+        with set_forward_context(was):
+            assert torch.equal(captured(x), torch.full_like(x, 12.0))
+        with set_forward_context(now):
+            if debug and prepare is prepares_too_much:
+                with pytest.raises(
+                    WrongReplayError, match=r"debugged::prepared as prepared call .*fixed"
+                ) as caught:
+                    captured(x)
+                assert (caught.value.stage, caught.value.piece) == ("replayed", "submod_1")
+                continue
+            results[debug] = captured(x)[0, 0].item()
+        assert sum(captured.plans.module_steps.values()) == (prepare is prepares_well)
+        if debug:
+            assert captured.debugging.steps.compared["the replay plan"] == 1
+    # without debug the number of the recording is taken in silence
+    assert results == ({False: 12.0} if prepare is prepares_too_much else {False: 20.0, True: 20.0})
+
+
+class OneByOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = attention(x)
+        return x * 3 if x.shape[0] == 1 else x - 1  # leaves no guard
+
+
+@pytest.mark.parametrize("mode", [*MODES, "NONE"])
+def test_graphs_captured_by_hand_are_compared_with_forward_as_a_whole(mode):
+    model = OneByOne()
+    captured = capture(built(model, torch.ones(6, 2)), [2, 4], mode=mode)
+    assert torch.equal(captured(torch.ones(3, 2)), model(torch.ones(3, 2)))
+    with pytest.raises(
+        WrongResultError, match=r"OneByOne gives something else than its own forward .* leave no guard"
+    ):
+        captured(torch.ones(1, 2))
+    plain = toy("cpu", model)
+    assert not torch.equal(capture(plain, [2, 4], mode=mode)(torch.ones(1, 8)), model(torch.ones(1, 8)))
+    assert type(capture(plain, [2])) is CapturedGraphs  # nothing of it is there without debug

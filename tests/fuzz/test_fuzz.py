@@ -22,12 +22,12 @@ from tests.fuzz.programs import CALLS, CRASH, EQUAL, WRONG, draw, outcomes
 SILENT = {
     "BranchOnSize": "doctor's dropped-guard",
     "BranchOnOne": "doctor's zero-one",
-    "MeanOverTokens": "debug only: the rows that a batch is padded with are in it",
+    "MeanOverTokens": "doctor's mixed-rows",
     "WritesX": "debug only: arguments that share memory, written in place",
     "WritesY": "debug only: arguments that share memory, written in place",
     "Counts": "doctor's frozen-number",
     "Raises": "doctor's dropped-guard",
-    "Sums": "debug only: the rows that a batch is padded with are in it",
+    "Sums": "doctor's mixed-rows",
 }
 #: Tried in every run; the others when there is time.
 QUICK = ("BranchOnOne", "MeanOverTokens", "WritesX", "Counts", "InputsAndMore", "AsEighths")
@@ -102,6 +102,27 @@ def test_programs_by_chance(mode):
     for seed in range(3):
         parts = draw(f"{mode} {seed}")
         assert not bad(outcomes(*parts, cudagraph_mode=mode, debug=True), CRASH, WRONG), parts
+
+
+@pytest.mark.parametrize(
+    ("mode", "parts", "end", "call", "said"),
+    [
+        ("FULL", ["Counts"], "AsIntegers", "other values", "moves.0.steps"),
+        ("NONE", ["BranchOnSize", "WritesY", "WritesBuffer"], "AsIntegers", "one", "The trace itself"),
+        ("PIECEWISE", ["WritesX", "Random"], "InputsAndMore", "overlapping", "share memory"),
+        ("FULL_AND_PIECEWISE", ["Random", "Attends"], "Sums", "padded", "padded with"),
+        ("FULL_AND_PIECEWISE", ["MeanOverTokens"], "AsEighths", "padded", "padded with"),
+        ("NONE", ["Raises", "Selects"], "Itself", "above", "assumption on sizes"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value).replace(" ", "_"),
+)
+def test_what_once_passed_in_silence(mode, parts, end, call, said):
+    """Found by other seeds: flags and numbers of one byte, random numbers beside a fault, an assertion of torch's."""
+    found = outcomes(
+        [getattr(moves, part) for part in parts], getattr(moves, end), cudagraph_mode=mode, debug=True
+    )
+    assert not bad(found, CRASH, WRONG)
+    assert said in found[call], found[call]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """``cgkit.bisect``: a fault planted at each stage is found there, and right models are left alone."""
 
+import ctypes
 import operator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from cgkit.compiling import compile_pieces
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError, ConfigError
 from cgkit.forward_context import BatchDescriptor, set_forward_context
-from cgkit.splitting import split_graph
+from cgkit.splitting import register_op, split_graph
 from cgkit.tracing import trace
 from tests.capturing.models import Layers, Toy, attention
 from tests.capturing.test_debugging import Branches, KeepsItsInput, Lowers, Mlp, Scaled
@@ -74,6 +76,21 @@ def test_a_wrong_lowering(wrong, piece, named):
     assert piece in found._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_what_is_rounding_depends_on_the_type(dtype):
+    """Half a unit of the last place is none of bisect's business, whatever the type; a hundred of them are."""
+    model, x = Mlp().to(dtype), torch.randn(4, 8, dtype=dtype)
+    eps = torch.finfo(dtype).eps
+
+    def off_by(units):
+        return Lowers({torch.relu: lambda t: (t.double().relu() * (1 + units * eps)).to(dtype)})
+
+    assert cgkit.bisect(model, x, config=EAGER, adaptor=off_by(0.5)).ok
+    found = cgkit.bisect(model, x, config=EAGER, adaptor=off_by(100))
+    assert (found.stage, found.piece) == ("compiled", "submod_2") and "relu" in found.operator
+    assert "float64" in found.compared_with and "is rounding" in found.found.difference
+
+
 @pytest.mark.slow
 def test_a_wrong_pass():
     def relu_to_neg(graph):
@@ -109,8 +126,75 @@ def test_a_number_that_a_recording_froze():
         assert cgkit.bisect(captured, torch.ones(4, 2)).ok
     with set_forward_context(SimpleNamespace(factor=5.0)):
         found = cgkit.bisect(captured, torch.ones(4, 2))
-    assert found.stage == "replayed" and "changed since" in found.found.why
-    assert (found.piece, found.operator) == ("submod_1", "debugged::scaled")
+    assert (found.stage, found.piece, found.operator) == ("recorded", "submod_1", "debugged::scaled")
+    assert "the number 3.0" in found.found.why and "holds 5.0" in found.found.why
+    assert [each.verdict for each in found.stages] == [*["same"] * 3, "differs", "not reached"]
+
+
+TABLE = {0: torch.full((2,), 3.0)}
+
+
+def _by_table(x: Tensor, out: Tensor) -> None:
+    torch.mul(x, TABLE[0], out=out)
+
+
+def _by_hand(x: Tensor, out: Tensor) -> None:
+    ctypes.memmove(out.data_ptr(), x.data_ptr(), x.numel() * x.itemsize)
+
+
+for function in (_by_table, _by_hand):
+    register_op(function.__name__[1:], function, ["out"], namespace="bisected")
+
+
+class Between(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.op = getattr(torch.ops.bisected, name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self.op(x + 1, out)
+        return out * 2
+
+
+def in_one_graph(model):
+    ops = (f"bisected::{model.op.__name__}",)
+    config = replace(FULL, splitting_ops=ops)
+    return capture(compile_pieces(split_graph(trace(model, torch.ones(4, 2)), ops), config))
+
+
+def test_an_address_that_a_recording_took_and_that_is_stale(monkeypatch):
+    captured = in_one_graph(Between("by_table"))
+    x = torch.ones(4, 2)
+    assert cgkit.bisect(captured, x).ok
+    monkeypatch.setitem(TABLE, 0, torch.full((2,), 7.0))
+    found = cgkit.bisect(captured, x)
+    assert (found.stage, found.piece, found.operator) == ("recorded", "submod_1", "bisected::by_table")
+    assert "the tensor was replaced" in found.found.why
+    again = in_one_graph(Between("by_table"))
+    assert cgkit.bisect(again, x).ok
+
+
+def test_what_no_recording_can_hold():
+    """Right without a graph, and wrong in any recording, this one and one made now."""
+    captured = in_one_graph(Between("by_hand"))
+    found = cgkit.bisect(captured, torch.randn(4, 2))
+    assert (found.stage, found.piece, found.operator) == ("recorded", "submod_1", "bisected::by_hand")
+
+
+def test_memory_that_a_replay_reads_and_that_was_written_since(monkeypatch):
+    """The recording is what one made now would be; a piece's weight is overwritten after each step by somebody else."""
+    captured = capture(compile_pieces(split_graph(trace(Mlp(), torch.randn(4, 8)), OPS), FULL))
+    entry = captured.full.entries[BatchDescriptor(4)]
+    replay, *rest = captured.full._replays[BatchDescriptor(4)]
+
+    def spoilt():
+        replay()
+        entry.output.mul_(3)
+
+    captured.full._replays[BatchDescriptor(4)] = (spoilt, *rest)
+    found = cgkit.bisect(captured, torch.randn(4, 8))
+    assert found.stage == "replayed" and "somebody else" in found.found.why
 
 
 def test_a_weight_that_moved_after_capture():
@@ -123,7 +207,7 @@ def test_a_weight_that_moved_after_capture():
     assert cgkit.bisect(model, x).ok
     model.up.weight.data = model.up.weight.data * 3
     found = cgkit.bisect(model, x)
-    assert (found.stage, found.piece) == ("replayed", "submod_2") and "linear" in found.operator
+    assert (found.stage, found.piece) == ("recorded", "submod_2") and "linear" in found.operator
     assert "up" in found.found.why and "captured at" in found.found.why
     cgkit.reset()
 
@@ -200,3 +284,15 @@ def test_on_a_gpu_with_inductor_in_bfloat16(mode):
     config = CompilationConfig(splitting_ops=OPS, cudagraph_capture_sizes=(4,), cudagraph_mode=mode)
     found = cgkit.bisect(model, x, config=config)
     assert found.ok and found.emulated is False, found
+
+
+@pytest.mark.gpu
+def test_a_number_that_a_recording_on_a_gpu_froze():
+    ops, x = ("debugged::scaled",), torch.ones(4, 2, device="cuda")
+    config = replace(FULL, splitting_ops=ops)
+    compiled = compile_pieces(split_graph(trace(Scaled(), x), ops), config)
+    captured = capture(compiled, context=SimpleNamespace(factor=3.0))
+    with set_forward_context(SimpleNamespace(factor=5.0)):
+        found = cgkit.bisect(captured, x)
+    assert (found.stage, found.piece, found.operator) == ("recorded", "submod_1", "debugged::scaled")
+    assert found.emulated is False

@@ -46,7 +46,8 @@ class Debugging(Shown):
         self.outputs = LentOutputs(captured.compiled.model_name, owned)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """``run`` (a step) with every check around it.
+        """``run`` (a step, PIECEWISE ones piece by piece) with every check around it; where a replay plan would serve
+        the step, the plan runs too, on the same inputs.
 
         Raises (when called):
             DroppedGuardError: an assumption of the trace does not hold for this call, and it makes a difference.
@@ -68,6 +69,8 @@ class Debugging(Shown):
             if context.cudagraph_runtime_mode is full and context.batch_descriptor is not None:
                 key, metadata = context.batch_descriptor, context.attn_metadata
                 output = self.steps.full_step(run, key, args, kwargs, metadata)
+            elif captured.plans.active:
+                output = self.steps.planned_step(run, args, kwargs, context)
             else:
                 output = run(*args, **kwargs)
             check(self.canaries, where)

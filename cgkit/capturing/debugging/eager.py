@@ -12,7 +12,7 @@ from torch import fx
 from cgkit.capturing.debugging.copies import copied, overlap
 from cgkit.numerics import Apart, first_apart, mark_unwritten
 from cgkit.tensor_trees import map_tensors, tensor_leaves
-from cgkit.torch_hooks import TorchDispatchMode
+from cgkit.torch_hooks import TorchDispatchMode, is_random
 
 _aten = torch.ops.aten
 _ONLY_ALLOCATE = {
@@ -24,12 +24,13 @@ _TO_FLOAT64 = {"float", "half", "bfloat16"}
 
 class EagerRun(NamedTuple):
     """``outputs``; ``given``: the copies of the inputs, as the run left them; ``random``: it drew random numbers;
-    ``unwritten``: it made memory that it need not have filled, in which NaN stands for "nobody wrote this"."""
+    ``unwritten``: the types of memory that it made and need not have filled, in which NaN (a pattern) stands for
+    "nobody wrote this"."""
 
     outputs: Any
     given: Sequence[Any]
     random: bool
-    unwritten: bool
+    unwritten: frozenset[torch.dtype]
 
 
 def run_on_copies(
@@ -40,7 +41,7 @@ def run_on_copies(
     with undisturbed(given) as drew, MarkingAllocations() as marks, torch.no_grad():
         outputs = run(*own)
         random = drew()
-    return EagerRun(outputs, own, random, marks.seen)
+    return EagerRun(outputs, own, random, frozenset(marks.seen))
 
 
 def in_float64(graph_module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
@@ -95,16 +96,40 @@ class MarkingAllocations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.seen: set[torch.dtype] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ONLY_ALLOCATE:
-            self.seen = True
+            self.seen.add(made.dtype)
             mark_unwritten(made)
         return made
+
+
+class PinnedRandom(TorchDispatchMode):
+    """All that is drawn is one number: 0.5, True, 0. A dropout keeps everything."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not is_random(func):
+            return func(*args, **(kwargs or {}))
+        if func is _aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        before = _random_states()
+        made = func(*args, **(kwargs or {}))
+        if all(map(torch.equal, before, _random_states())):
+            return made  # it may draw and did not: an attention without a dropout
+        for _, tensor in tensor_leaves(made):
+            tensor.fill_(0.5 if tensor.is_floating_point() else tensor.dtype is torch.bool)
+        return made
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
 class _InFloat64(fx.Interpreter):

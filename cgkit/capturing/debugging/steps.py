@@ -3,7 +3,8 @@
 PIECEWISE: the split graph is gone through; each piece is replayed and run eagerly on copies of the same inputs, and
 each value that a later piece reads must still be what it was when it was made. FULL: the recording keeps a copy of
 what each piece and operator gave (a probe, recorded with the rest), and after the replay the step is gone through
-eagerly, fed with the probes, so that each piece is judged by itself.
+eagerly, fed with the probes, so that each piece is judged by itself. A replay plan, by which PIECEWISE steps run
+without ``debug=True``, runs after the pieces, and has to give the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cgkit import forward_context, recording
 from cgkit.capturing.debugging.copies import Kept, copied, share_memory, write
 from cgkit.capturing.debugging.eager import run_on_copies, runs_apart, undisturbed
 from cgkit.capturing.debugging.pieces import judge
+from cgkit.capturing.plan_check import blame
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import DamagedBufferError, WrongReplayError
 from cgkit.forward_context import BatchDescriptor
@@ -64,6 +66,45 @@ class DebugSteps:
         if mode is FULL and context is not None and _is_recording():
             return self._recorded_with_probes(inputs, context.batch_descriptor)
         return self.plain(*inputs)
+
+    # --- plans -----------------------------------------------------------------------------------
+
+    def planned_step(self, run: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        """``run`` (piece by piece) and then the plan that serves this step, from the same state.
+
+        Raises:
+            WrongReplayError: the plan gives something else; names the call.
+        """
+        plans, key, metadata = self.captured.plans, context.batch_descriptor, context.attn_metadata
+        plan = plans.plan_for(key, args, kwargs, metadata)
+        if plan is None:
+            plans.pass_over(key, args, kwargs, metadata)
+            return run(*args, **kwargs)
+        state = [tensor for _, tensor in tensor_leaves((args, kwargs, metadata))]
+        before = Kept(state)
+        output = run(*args, **kwargs)
+        if self.not_compared:  # a piece draws random numbers: the plan would draw others
+            self.not_compared.setdefault("the replay plan", "a piece draws random numbers")
+            return output
+        expected, after = copied(output), Kept(state)
+        before.restore()
+        with torch.no_grad():
+            for call in plan.calls:
+                call()
+        apart = first_apart(expected, plan.result) or first_apart(after.values, after.tensors, path="written")
+        if apart is not None:
+            before.restore()
+            why = blame(plan, before.tensors, self.captured.platform, self.captured.pool)
+            after.restore()
+            raise WrongReplayError(
+                f"the replay plan of {tuple(key)} gives something else than the pieces one by one ({apart}). {why}. A "
+                "prepared call may take for given only what it reads through ComingStep.fixed; or use "
+                "replay_path='module'",
+                "replayed",
+                why.partition(":")[0] if why.startswith("submod") else "",
+            )
+        self.compared["the replay plan"] += 1
+        return output
 
     # --- FULL ------------------------------------------------------------------------------------
 

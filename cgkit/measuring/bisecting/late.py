@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,11 @@ from cgkit.capturing.debugging.copies import copied
 from cgkit.capturing.debugging.eager import run_on_copies, runs_apart, undisturbed
 from cgkit.capturing.debugging.operators import culprit, first_differing_operator
 from cgkit.capturing.debugging.steps import DebugSteps, called
+from cgkit.capturing.dispatcher import Route
 from cgkit.compiling import CompiledGraph
 from cgkit.errors import CgkitError
 from cgkit.forward_context import current_forward_context, set_forward_context
+from cgkit.measuring.bisecting.recordings import held_otherwise
 from cgkit.measuring.bisecting.report import StageResult
 from cgkit.numerics import Apart, first_apart
 from cgkit.splitting.walk import walk
@@ -79,7 +82,12 @@ def _compiled_piece(compiled: CompiledGraph, backend: Any, given: Sequence[Any],
 def replay_stages(
     captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any], compare: Compare
 ) -> list[StageResult]:
-    """The results of "recorded" and "replayed"."""
+    """The results of "recorded" and "replayed".
+
+    "recorded" is what a recording holds: it is wrong if one that is made now, on this very call, is wrong when it is
+    replayed, or if one that is made now would hold something else (a number, an address, another branch). "replayed" is
+    all that remains: a call that is refused, a plan, memory that was written or freed, a replay that does other work.
+    """
     own_args, own_kwargs = copied((args, kwargs))
     if captured.inputs is not None and not captured.inputs.copy_inputs:
         own_args, own_kwargs = args, kwargs  # the caller's own buffers are what was recorded
@@ -128,7 +136,7 @@ def _moved_weight(captured: CapturedGraphs, apart: Apart) -> StageResult | None:
                     "capture again"
                 )
                 return StageResult(
-                    "replayed", "differs", piece.name, reader.operator, reader.line, str(apart), why
+                    "recorded", "differs", piece.name, reader.operator, reader.line, str(apart), why
                 )
     return None
 
@@ -147,18 +155,22 @@ def _by_debugging(
     if _plan_differs(captured, args, kwargs):
         why = "the replay plan gives something else than the pieces one by one: use replay_path='module'"
         return StageResult("replayed", "differs", difference=str(apart), why=why)
-    why = (
-        "recorded anew it is right, and no piece of it differs: this recording holds something that has changed since "
-        "(a Python number, a global, memory that somebody else wrote or freed)"
-    )
+    with _recorded_now(captured, args, kwargs) as again:
+        held = held_otherwise(captured, again, _route(captured, args, kwargs)[1])
+    why = "recorded anew it is right, and no piece of it differs: "
+    if held is not None:
+        why += f"this recording holds {held.what}"
+        return StageResult("recorded", "differs", held.piece, held.operator, "", str(apart), why)
     frozen = [piece for piece in captured.compiled.split.pieces if piece.is_splitting]
-    if captured.full is not None and captured.full.entries and frozen:
+    if captured.full is not None and captured.full.entries and frozen and not captured.platform.emulated:
         ops = ", ".join(dict.fromkeys(op for piece in frozen for op in piece.ops))
         why += (
-            f". The Python code of {ops} ran once, when the whole step was recorded, and the numbers that it took then "
-            "stay; the first of them is named here"
+            "this recording holds something that has changed since. What nodes of CUDA hold is not compared here; but "
+            f"the Python code of {ops} ran once, when the whole step was recorded, and the numbers and addresses that "
+            "it took then stay; the first of them is named here"
         )
-        return StageResult("replayed", "differs", frozen[0].name, frozen[0].ops[0], "", str(apart), why)
+        return StageResult("recorded", "differs", frozen[0].name, frozen[0].ops[0], "", str(apart), why)
+    why += "memory that it reads was written or freed by somebody else since, or its replay does other work"
     return StageResult("replayed", "differs", difference=str(apart), why=why)
 
 
@@ -170,11 +182,20 @@ def _existing_pieces(captured: CapturedGraphs, args: tuple[Any, ...], kwargs: di
 
 
 def _recorded_for_debugging(captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Records the same sizes under ``debug=True``, and runs the call."""
+    """Records this size under ``debug=True``, and runs the call."""
+    with _recorded_now(captured, args, kwargs, debug=True) as again:
+        CapturedGraphs.__call__(again, *args, **kwargs)  # stage by stage, not as a whole
+
+
+@contextmanager
+def _recorded_now(
+    captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any], debug: bool = False
+) -> Iterator[CapturedGraphs]:
+    """The same pieces recorded anew, at the size of this call."""
     compiled = captured.compiled
     config, locked = compiled.config, compiled.lock.locked
     context = current_forward_context()
-    compiled.config = replace(config, debug=True, cudagraph_copy_inputs=True)
+    compiled.config = replace(config, debug=debug, cudagraph_copy_inputs=True, replay_path="module")
     try:
         again = capture(
             compiled,
@@ -186,7 +207,7 @@ def _recorded_for_debugging(captured: CapturedGraphs, args: tuple[Any, ...], kwa
             context=None if context is None else context.attn_metadata,
         )
         try:
-            again(*args, **kwargs)
+            yield again
         finally:
             again.free()
     finally:
@@ -209,12 +230,10 @@ def _as_a_step(
     """Calls ``run`` as :class:`CapturedGraphs` would call its own: padded, in the static buffers, with a key."""
     inputs = captured.inputs
     assert inputs is not None
+    mode, key, padded = _route(captured, args, kwargs)
     args, kwargs = captured.model_inputs.canonical(args, kwargs)
     outer = current_forward_context()
-    metadata, described = (outer.attn_metadata, outer.batch_descriptor) if outer else (None, None)
-    uniform = described is not None and described.uniform_decode
-    tokens = inputs.num_tokens(args, kwargs)
-    mode, key, padded = captured.dispatcher.route_of(tokens, uniform)
+    metadata = outer.attn_metadata if outer else None
     if key is None:
         return None
     if inputs.copy_inputs:
@@ -223,6 +242,14 @@ def _as_a_step(
         args, kwargs = inputs.at(padded)
     with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key), torch.no_grad():
         return copied(run(*args, **kwargs))
+
+
+def _route(captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Route:
+    """Where this call goes."""
+    outer = current_forward_context()
+    described = outer.batch_descriptor if outer else None
+    uniform = described is not None and described.uniform_decode
+    return captured.dispatcher.route_of(_tokens(captured, args, kwargs), uniform)
 
 
 def _tokens(captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

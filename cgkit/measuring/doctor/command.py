@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the example call: a method of the class, a function of the file, or an expression with its names and "
         "torch, that gives a tensor, a tuple or a dict of keywords (default: the method example_inputs)",
     )
+    parser.add_argument(
+        "--other",
+        action="append",
+        metavar="CODE",
+        help="another call that the model will get, written as --inputs; may be given several times",
+    )
     parser.add_argument("--mode", metavar="MODE", help="the cudagraph_mode, as 'full' (default: piecewise)")
     parser.add_argument(
         "--sizes", type=int, nargs="+", metavar="N", help="the sizes to be recorded (default: the article's)"
@@ -58,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="OP",
         help="operators that are cut at (default: cgkit's attention)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="another field of CompilationConfig, as level=1 or max_num_batched_tokens=64; may be given several times",
     )
     parser.add_argument(
         "--check", action="append", metavar="NAME", help="only this check; may be given several times"
@@ -78,18 +91,39 @@ def run(args: argparse.Namespace) -> Report:
         "cudagraph_mode": args.mode,
         "cudagraph_capture_sizes": tuple(args.sizes) if args.sizes else None,
         "splitting_ops": None if args.splitting_ops is None else tuple(args.splitting_ops),
+        **_fields(args.set or ()),
     }
     config = CompilationConfig(**options)
     file, colon, name = args.model.rpartition(":")
     with torch_hooks.stand_in_streams():  # a constructor may make a stream
         if colon and file.endswith(".py"):
-            model, call = _from_file(Path(file), name, args.inputs)
+            model, module = _from_file(Path(file), name)
+            call = as_call(_inputs(model, module, args.inputs))
         else:
+            module = None
             model, call = _of_transformers(args.model, args.inputs)
-        report = doctor_of_call(model, call, config, args.check)
+        others = [_inputs(model, module, code) for code in args.other or ()]
+        report = doctor_of_call(model, call, config, args.check, others)
     words = _words(args)
     report.findings = [replace(each, command=shlex.join([*words, "--check", each.check])) for each in report]
     return report
+
+
+def _fields(given: Sequence[str]) -> dict[str, Any]:
+    """Fields of :class:`CompilationConfig` as ``--set`` gives them."""
+    known = {each.name for each in fields(CompilationConfig)}
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise CgkitError(
+                f"--set {text}: write NAME=VALUE with a field of CompilationConfig: {', '.join(sorted(known))}"
+            )
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value  # a word
+    return found
 
 
 def _words(args: argparse.Namespace) -> list[str]:
@@ -97,24 +131,30 @@ def _words(args: argparse.Namespace) -> list[str]:
     words = ["cgkit", "doctor", args.model]
     if args.inputs is not None:
         words += ["--inputs", args.inputs]
+    for code in args.other or ():
+        words += ["--other", code]
     if args.mode is not None:
         words += ["--mode", args.mode]
     if args.sizes:
         words += ["--sizes", *map(str, args.sizes)]
     if args.splitting_ops is not None:
         words += ["--splitting-ops", *args.splitting_ops]
+    for text in args.set or ():
+        words += ["--set", text]
     return words
 
 
-def doctor_of_call(model: nn.Module, call: Call, config: CompilationConfig, only: Any = None) -> Report:
+def doctor_of_call(
+    model: nn.Module, call: Call, config: CompilationConfig, only: Any = None, others: Sequence[Any] = ()
+) -> Report:
     """:func:`doctor` for a call in one value."""
     try:
-        return doctor(model, *call.args, config=config, only=only, **call.kwargs)
+        return doctor(model, *call.args, config=config, only=only, other_inputs=others, **call.kwargs)
     except TypeError as error:
         raise CgkitError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
 
 
-def _from_file(path: Path, name: str, inputs: str | None) -> tuple[nn.Module, Call]:
+def _from_file(path: Path, name: str) -> tuple[nn.Module, ModuleType]:
     module = load_file(path)
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -127,7 +167,7 @@ def _from_file(path: Path, name: str, inputs: str | None) -> tuple[nn.Module, Ca
             f"{name}() raises {type(error).__name__}: {error}. The class is built without arguments: give one whose "
             "constructor takes none, for instance a subclass that fills them in"
         ) from error
-    return model, as_call(_inputs(model, module, inputs))
+    return model, module
 
 
 def load_file(path: Path) -> ModuleType:

@@ -20,8 +20,6 @@ from cgkit.measuring.doctor.registry import CHECKS, NotCheckedError
 from cgkit.measuring.doctor.report import Report
 from cgkit.pipeline import as_written
 
-_COMMAND = "cgkit.doctor(model, *example_inputs, only=['{}'])"
-
 
 def doctor(
     model: nn.Module,
@@ -56,6 +54,9 @@ def doctor(
     if unknown:
         raise CgkitError(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     others = tuple((tuple(call.args), dict(call.kwargs)) for call in map(as_call, other_inputs))
+    given = {"config": config, "dynamic_arg_dims": dynamic_arg_dims, "other_inputs": other_inputs or None}
+    said = "".join(f", {name}={name}" for name, value in given.items() if value is not None)
+    said += ", **example_kwargs" if example_kwargs else ""
     config = config or CompilationConfig()
     found: list[Finding] = []
     not_checked: dict[str, str] = {}
@@ -65,7 +66,8 @@ def doctor(
         for name in only or CHECKS:
             try:
                 for finding in CHECKS[name].look(patient):
-                    found.append(replace(finding, check=name, command=_COMMAND.format(name)))
+                    again = f"cgkit.doctor(model, *example_inputs{said}, only=[{name!r}])"
+                    found.append(replace(finding, check=name, command=again))
             except NotCheckedError as error:
                 not_checked[name] = cannot(error)
     return Report(patient, found, not_checked)

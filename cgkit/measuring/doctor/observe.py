@@ -21,10 +21,11 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from cgkit import torch_hooks
+from cgkit import forward_context, torch_hooks
 from cgkit.capturing.emulated import EmulatedGraph, EmulatedPlatform
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError, HostReadError
+from cgkit.forward_context import ForwardContext, current_forward_context
 from cgkit.measuring.doctor.findings import at, at_message, stack_of
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.tensor_trees import tensor_leaves
@@ -64,6 +65,7 @@ class Observation:
     random: list[Sight] = field(default_factory=list)
     own_generators: list[Sight] = field(default_factory=list)
     outside: list[tuple[Sight, torch.Tensor]] = field(default_factory=list)
+    context_reads: list[Sight] = field(default_factory=list)
     refused: str = ""
 
 
@@ -105,15 +107,15 @@ class _Collected(Exception):  # noqa: N818 - no error: the inputs are there
     pass
 
 
-def graph_inputs(patient: Patient) -> list[Any]:
-    """What the graph gets in the example call: the model's own weights, copies of the arguments."""
+def graph_inputs(patient: Patient, call: Any = None) -> list[Any]:
+    """What the graph gets in a call (None: copies of the example): the model's own weights, and the arguments."""
     found: list[Any] = []
 
     def collect(*inputs: Any) -> Any:
         found.extend(inputs)
         raise _Collected
 
-    args, kwargs = patient.copies()
+    args, kwargs = patient.copies() if call is None else call
     assert patient.traced is not None
     with contextlib.suppress(_Collected):
         patient.traced.bind(collect)(*args, **kwargs)
@@ -154,8 +156,12 @@ class _NodeByNode(fx.Interpreter):
     def _record(self, n: fx.Node) -> None:
         pool = self.platform.new_pool()
         try:
-            graph, _ = self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
+            with _noting_context() as reads:
+                graph, _ = self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
             self._note_outside(n, graph)
+            if reads and not self.assignment.is_splitting[self.assignment.piece_of[n]]:
+                sight = Sight(str(n.target), user_line(n), frames=tuple(frames_in(n.stack_trace or "")))
+                self.seen.context_reads.append(sight)
         except CaptureError as error:
             place = at_message(str(error))
             inside = (
@@ -183,6 +189,31 @@ class _NodeByNode(fx.Interpreter):
                 )
                 if all(_storage(tensor) != _storage(other) for _, other in self.seen.outside):
                     self.seen.outside.append((sight, tensor))
+
+
+class _NotedContext(ForwardContext):
+    """Notes that somebody asks what the step is."""
+
+    reads: list[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("attn_metadata", "batch_descriptor"):
+            object.__getattribute__(self, "reads").append(name)
+        return super().__getattribute__(name)
+
+
+@contextmanager
+def _noting_context() -> Iterator[list[str]]:
+    """Yields the names that are read of the forward context in the block."""
+    before = current_forward_context()
+    outer = before or ForwardContext()
+    noted = _NotedContext(outer.attn_metadata, outer.cudagraph_runtime_mode, outer.batch_descriptor)
+    noted.reads = []
+    forward_context._current.context = noted
+    try:
+        yield noted.reads
+    finally:
+        forward_context._current.context = before
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from cgkit.forward_context import current_forward_context
 from cgkit.splitting import register_op
 
 A_GLOBAL = torch.ones(4)
@@ -35,8 +36,8 @@ class TwoBreaks(nn.Module):
 
 class NoBreaks(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x + x.sum()
-        return torch.where(y.sum() > 3, y * 2, y)
+        y = x + x.sum(-1, keepdim=True)
+        return torch.where(y.sum(-1, keepdim=True) > 3, y * 2, y)
 
 
 class Raises(nn.Module):
@@ -57,9 +58,8 @@ class ReshapesByNumber(nn.Module):
 
 
 class ReshapesBySize(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        a = x.reshape(-1, 2, 2)
-        return a.sum() + (y * 2).sum()
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.reshape(-1, 2, 2) + 1, y * 2
 
 
 class Branches(nn.Module):
@@ -75,6 +75,25 @@ class BranchesHigh(nn.Module):
 class BranchesToTheSame(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if len(x) >= 4 else x + x
+
+
+class MixesRows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y = y - y.mean(0)  # mixes
+        return y + 1
+
+
+class LooksBack(nn.Module):
+    """A row depends on those before it: what stands behind it is not in it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+
+class TakesTheLast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[-1] * 2  # the last
 
 
 class NotAnnotated(nn.Module):
@@ -110,7 +129,7 @@ class WritesBuffer(nn.Module):
 
 class ReturnsBuffer(WritesBuffer):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = self.seen + x.sum(0)
+        seen = self.seen + x
         return x + seen, seen
 
 
@@ -136,8 +155,8 @@ class SelectsByMask(nn.Module):
 
 class SelectsByNumber(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = torch.zeros(2, dtype=torch.int64, device=x.device)
-        return torch.where(x > 0, x, 0).sum() + x[rows].sum()
+        columns = torch.zeros(2, dtype=torch.int64, device=x.device)
+        return torch.where(x > 0, x, 0).sum(-1) + x[:, columns].sum(-1)
 
 
 class Inverts(nn.Module):
@@ -191,7 +210,7 @@ def _named(x: torch.Tensor, out: torch.Tensor, layer: str) -> None:
 
 
 def _syncs(x: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(x * x.sum().item())  # reads on the host
+    out.copy_(x * x[0, 0].item())  # reads on the host
 
 
 def _resizes(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -320,6 +339,12 @@ class Kept(nn.Module):
         return self.linear(x) * self.scale
 
 
+def _by_the_step(x: torch.Tensor, out: torch.Tensor) -> None:
+    context = current_forward_context()
+    metadata = None if context is None else context.attn_metadata
+    torch.mul(x, 1.0 if metadata is None else metadata.factor, out=out)
+
+
 @cache
 def register() -> None:
     """The operators that the models call."""
@@ -329,6 +354,7 @@ def register() -> None:
     register_op("named", _named, ["out"], **space)
     register_op("named_well", _named, ["out"], lookup_args=["layer"], **space)
     register_op("fetches", _fetches, ["out"], **space)
+    register_op("by_the_step", _by_the_step, ["out"], **space)
     register_op("syncs", _syncs, ["out"], **space)
     register_op("resizes", _resizes, ["out"], **space)
 

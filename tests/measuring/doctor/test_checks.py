@@ -210,6 +210,16 @@ def test_an_attention_inside_a_piece_and_between_pieces():
     assert bad(report(model, options=PIECEWISE)) == set()
 
 
+def test_an_operator_that_asks_what_the_step_is_inside_a_piece_and_between_pieces():
+    model = models.CallsOperator("by_the_step")
+    (finding,) = report(model).of_code("dynamic-operator")
+    assert finding.severity == "warning" and "reads the forward context" in finding.what
+    assert finding.line == line_of(models.CallsOperator, "self.operator(y, out)")
+    between = {"splitting_ops": ["doctor_test::by_the_step"]}
+    for options in (between, {**between, "cudagraph_mode": "FULL_AND_PIECEWISE"}):
+        assert bad(report(model, options=options)) == set()
+
+
 def test_a_splitting_operator_that_returns_a_new_tensor():
     found = report(models.CallsFresh(), options={"splitting_ops": ["doctor_test::fresh"]})
     assert ("moved-input", "error") in bad(found)

@@ -15,7 +15,7 @@ from cgkit.measuring.doctor.codes import CODES, codes_frame
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import all_codes
 from tests.measuring.doctor import models
-from tests.measuring.doctor.test_checks import X, bad, line_of, report
+from tests.measuring.doctor.test_checks import X, bad, config, line_of, report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,6 +118,18 @@ def test_a_branch_on_a_batch_of_one_has_its_line_though_it_leaves_no_guard():
     assert bad(report(models.OneLikeMany())) == set()
 
 
+@pytest.mark.parametrize(
+    ("cls", "mark"), [(models.MixesRows, "# mixes"), (models.TakesTheLast, "# the last")]
+)
+@pytest.mark.parametrize("inputs", [X, torch.ones(2, 4), torch.ones(1, 4)], ids=["rows", "two alike", "one"])
+def test_a_model_that_mixes_the_rows_of_a_batch_sees_its_padding(cls, mark, inputs):
+    assert sights(cls, "mixed_rows", inputs)[0] == [("mixed-rows", "error", line_of(cls, mark))]
+    for right in (models.LooksBack, models.PrintsNot, models.Branches):
+        assert sights(right, "mixed_rows", inputs)[0] == []
+    gapless = {"cudagraph_capture_sizes": [1, 2, 3, 4]}
+    assert not list(report(cls(), inputs, only=["mixed_rows"], options=gapless))
+
+
 def test_what_would_be_traced_again_and_the_guard_that_triggers_it():
     found = report(models.Counts()).of_code("recompilation")
     (same,) = [each for each in found if "the same call again" in each.what]
@@ -217,23 +229,45 @@ def test_a_name_on_the_hub_that_was_not_downloaded(capfd):
     assert "no model of that name was downloaded before" in capfd.readouterr().err
 
 
-def test_a_folder_that_transformers_wrote(tmp_path, capfd):
+def written(folder):
+    """A small OPT as ``transformers`` writes it."""
     transformers = pytest.importorskip("transformers")
     shape = transformers.OPTConfig(
         vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2,
         word_embed_proj_dim=32, max_position_embeddings=64,
     )  # fmt: skip
-    transformers.OPTForCausalLM(shape).save_pretrained(tmp_path)
+    transformers.OPTForCausalLM(shape).save_pretrained(folder)
+
+
+def test_a_folder_that_transformers_wrote(tmp_path, capfd):
+    written(tmp_path)
     capfd.readouterr()
     assert cli.main(["doctor", str(tmp_path), "--check", "graph_breaks", "--check", "host_copies"]) == 0
     assert "0 errors, 0 warnings" in capfd.readouterr().out
+
+
+def test_a_name_on_the_hub_that_was_downloaded_before(tmp_path, capfd, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder, commit = tmp_path / "models--somebody--small-opt", "0" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    written(folder / "snapshots" / commit)
+    capfd.readouterr()
+    inputs = "(torch.arange(5) + 3, torch.arange(5))"
+    words = ["doctor", "somebody/small-opt", "--inputs", inputs, "--sizes", "2", "--check", "sizes", "--json"]
+    assert cli.main(words) == 0  # a warning is no error
+    (finding,) = json.loads(capfd.readouterr().out)["findings"]
+    assert (finding["code"], finding["severity"]) == ("above-largest", "warning")
+    assert shlex.split(finding["command"])[:5] == ["cgkit", *words[:4]]
+    assert cli.main([*words[:3], "(torch.ones(2, 2), 1)", "--check", "graph_breaks"]) == 1
 
 
 def test_every_command_in_python_shows_its_finding_again():
     model = models.Counts()
     found = report(model)
     for finding in found:
-        scope = {"cgkit": cgkit, "model": models.Counts(), "example_inputs": (X,)}
+        scope = {"cgkit": cgkit, "model": models.Counts(), "example_inputs": (X,), "config": config()}
         assert finding.code in eval(finding.command, scope).codes
 
 

@@ -55,7 +55,7 @@ def file(tmp_path):
 def test_transformers_own_llama_is_healthy(dims):
     transformers = pytest.importorskip("transformers")
     shape = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(shape).eval()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from cgkit import torch_hooks
 from cgkit.config import CUDAGraphMode
 from cgkit.measuring.doctor.findings import Finding, at
+from cgkit.measuring.doctor.observe import observe
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import check
 from cgkit.splitting.matching import operator_name
@@ -19,7 +20,8 @@ _OF_TORCH = ("aten", "prims", "prim", "higher_order")
 
 @check("dynamic-operator")
 def dynamic_operators(patient: Patient) -> Iterator[Finding]:
-    """Attention that was not registered as a splitting operator, in a piece that is recorded PIECEWISE."""
+    """Attention that was not registered as a splitting operator, in a piece that is recorded PIECEWISE: by its name, or
+    because it asks what the step is."""
     if patient.split is None or not patient.config.mode.has_mode(CUDAGraphMode.PIECEWISE):
         return
     seen = set()
@@ -44,4 +46,17 @@ def dynamic_operators(patient: Patient) -> Iterator[Finding]:
                 f"name it in splitting_ops ({name!r}), so that it runs between the recorded pieces",
                 again="cgkit.split_graph(cgkit.trace(model, *example_inputs))",
                 **at(user_line(node)),
+            )
+    for sight in observe(patient).context_reads:
+        name = sight.operator.removesuffix(".default")
+        if name not in {each.replace("::", ".") for each in seen}:
+            seen.add(name)
+            yield Finding(
+                "dynamic-operator",
+                "warning",
+                f"{name} stands inside a piece that is recorded, and reads the forward context on the host: "
+                "a replay repeats the numbers and addresses of the recording",
+                f"name it in splitting_ops ({name!r}), so that it runs between the recorded pieces",
+                again="cgkit.split_graph(cgkit.trace(model, *example_inputs))",
+                **sight.where(),
             )
