@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT))
 project, author, language = "cgkit", "the cgkit authors", "en"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing", "misc.highlighting_failure"]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing", "misc.highlighting_failure", "myst.header"]
 
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # a widget needs a kernel: its static picture stands beside it
@@ -19,5 +19,8 @@ myst_heading_anchors = 3
 mathjax_path = "unused.js"
 html_theme = "furo"
 html_title = "cgkit"
+html_static_path, html_css_files = ["_static"], ["site.css"]
+html_show_copyright = False
+napoleon_use_ivar = True  # or an attribute that is a property too is described twice
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"

@@ -7,6 +7,7 @@ or follows the file.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from importlib import import_module
@@ -29,6 +30,16 @@ def unlinked(text: str, folder: Path, pages: set[Path]) -> str:
         return words
 
     return LINK.sub(keep, text)
+
+
+def as_a_page(text: str) -> str:
+    """A notebook's text without the cell that only Colab needs; code that Jupyter folds away is folded here too."""
+    notebook = json.loads(text)
+    notebook["cells"] = [cell for cell in notebook["cells"] if "setup" not in cell["metadata"].get("tags", ())]
+    for cell in notebook["cells"]:
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"]["tags"] = sorted({*cell["metadata"].get("tags", ()), "hide-input"})
+    return json.dumps(notebook)
 
 
 def api() -> str:
@@ -55,11 +66,15 @@ def main() -> None:
     copied = {ROOT / "README.md": SOURCE / "readme.md"}
     for path in [*HERE.glob("*.md"), *HERE.glob("zh/*.md"), HERE / "conf.py"]:
         copied[path] = SOURCE / path.relative_to(HERE)
+    copied[HERE / "site.css"] = SOURCE / "_static" / "site.css"
     for ending in ("*.ipynb", "*.md", "*.html", "**/*.svg"):
         copied |= {path: SOURCE / path.relative_to(ROOT) for path in (ROOT / "notebooks").glob(ending)}
     pages = {path.resolve() for path in copied}
     for path, target in copied.items():
         target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".ipynb":
+            target.write_text(as_a_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
         if path.suffix != ".md":
             shutil.copyfile(path, target)
             continue

@@ -1,9 +1,11 @@
 """The offline link check finds what is broken, and only that."""
 
+import json
 import runpy
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
+prepare = runpy.run_path(str(DOCS / "prepare.py"))
 problems = runpy.run_path(str(DOCS / "linkcheck.py"))["problems"]
 
 
@@ -20,3 +22,19 @@ def test_the_link_check_tells_broken_from_whole(tmp_path):
         "fetched from the network",
     ]
     assert problems(tmp_path / "empty") != []
+
+
+def test_a_badge_keeps_its_picture_and_its_address_and_a_link_to_no_page_only_its_words(tmp_path):
+    (tmp_path / "colab.svg").write_text("<svg/>")
+    (tmp_path / "src").mkdir()
+    badge = "[![Open](colab.svg)](https://example.org/x)"
+    text = prepare["unlinked"](f"{badge} [sources](src/) [page](page.md)", tmp_path, {tmp_path / "page.md"})
+    assert text == f"{badge} sources [page](page.md)"
+
+
+def test_a_notebook_as_a_page_has_no_set_up_and_folds_what_jupyter_folds():
+    text = next((DOCS.parent / "notebooks").glob("00_*.ipynb")).read_text(encoding="utf-8")
+    page = json.loads(prepare["as_a_page"](text))
+    assert "google.colab" in text and "google.colab" not in str(page)
+    folded = [cell for cell in page["cells"] if "hide-input" in cell["metadata"].get("tags", ())]
+    assert folded and all("cgkit.claim(" in "".join(cell["source"]) for cell in folded)

@@ -8,6 +8,7 @@ depends on the colour alone is hatched as well.
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import re
@@ -226,8 +227,15 @@ def _two_weights(group: str) -> str:
 _serial = re.compile(r'(\bid="|url\(#|href="#)')
 
 
+#: Characters of SVG from which a picture is an image of dots instead: a timeline of a thousand kernels would make a
+#: notebook of megabytes.
+LARGEST_SVG = 200_000
+
+
 def svg(ax: Axes, alt: str, prefix: str = "") -> str:
     """The figure of ``ax`` as an SVG element for HTML: it takes the page's ink colour and font.
+
+    Above :data:`LARGEST_SVG` characters: an ``img`` element that holds a PNG.
 
     ``alt`` describes the picture to somebody who does not see it. ``prefix`` keeps the ids of several
     pictures on one page apart. The text is the same each time: no date, no random ids.
@@ -238,6 +246,15 @@ def svg(ax: Axes, alt: str, prefix: str = "") -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    if len(text) > LARGEST_SVG:
+        dots = io.BytesIO()
+        with style():
+            figure.savefig(dots, format="png", dpi=140, facecolor="white")
+        content = base64.b64encode(dots.getvalue()).decode()
+        return (
+            f'<img alt="{label}" style="max-width:100%;height:auto" src="data:image/png;base64,{content}"/>'
+        )
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
     text = text.replace(INK, "currentColor").replace("stroke: #000000", "stroke: currentColor")
     # matplotlib lists its own fonts, in a `font-family` (3.10 and newer) or a `font` shorthand
@@ -246,6 +263,5 @@ def svg(ax: Axes, alt: str, prefix: str = "") -> str:
     text = _title_group.sub(lambda m: _two_weights(m[0]), text)
     if prefix:
         text = _serial.sub(lambda m: f"{m[1]}{prefix}-", text)
-    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     head = f'<svg role="img" aria-label="{label}" style="max-width:100%;height:auto"'
     return text.replace("<svg", head, 1)

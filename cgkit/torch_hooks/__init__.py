@@ -7,6 +7,7 @@ use ``torch_hooks.name``: the modules below are only how the hooks are kept apar
 
 from cgkit.torch_hooks.autotuning import autotuning_caught
 from cgkit.torch_hooks.cuda import (
+    clear_cublas_workspaces,
     current_raw_stream,
     device_sleep,
     end_failed_capture,
@@ -155,6 +156,7 @@ __all__ = [
     "bound_argument",
     "bytes_accessed",
     "cacheability_unchecked",
+    "clear_cublas_workspaces",
     "codegen_of",
     "compile_cache_counts",
     "compile_fx_patched",

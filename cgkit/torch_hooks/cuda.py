@@ -107,3 +107,11 @@ def device_sleep(cycles: int) -> None:
     Run on torch 2.11 (CUDA).
     """
     torch.cuda._sleep(cycles)
+
+
+def clear_cublas_workspaces() -> None:
+    """Gives the workspaces of cuBLAS back to the allocator, as CUDAGraph Trees do before they record.
+
+    Run on torch 2.11 (CUDA).
+    """
+    torch._C._cuda_clearCublasWorkspaces()

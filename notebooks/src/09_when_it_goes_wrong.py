@@ -892,7 +892,7 @@ hazards.table().style.hide(axis="index").set_uuid("hazards").set_table_styles(le
 # And one exhibit is smaller than what it stands for: **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`,
 # beside graphs of one's own. The former clear memory (of the library for matrix products) whose address the latter hold. The exhibit
 # clears a workspace that can still be read. The thing itself needs a GPU, and may spoil the process. So it runs in one of its own, if
-# there is a GPU:
+# there is a GPU. `equal`: the replay's own result is right. `kept`: no tensor of somebody else was written.
 
 # %%
 from cgkit.hazards.trees import replay_beside_trees

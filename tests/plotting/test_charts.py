@@ -124,3 +124,15 @@ def test_save_takes_the_format_from_the_name(tmp_path):
     assert "currentColor" not in Picture("<svg fill='currentColor'/>").save(tmp_path / "b.svg").read_text()
     with pytest.raises(ValueError, match=r"name the file \*\.svg"):
         save("<svg/>", tmp_path / "c.png")
+
+
+def test_a_picture_of_thousands_of_marks_is_an_image_of_dots():
+    ax = Figure().subplots()
+    ax.scatter(range(6000), range(6000), marker="s", c=range(6000))
+    for place in range(800):
+        ax.text(place, place, "x")
+    shown = Picture(ax, 'a "large" picture').svg()
+    assert shown.startswith('<img alt="a &quot;large&quot; picture"') and "data:image/png;base64," in shown
+    assert len(shown) < 400_000
+    small = Figure().subplots()
+    assert Picture(small, "small").svg().startswith("<svg")
