@@ -39,6 +39,9 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+    largest: int | None = (
+        None  # all that was taken for granted is that no symbol is larger; None: nothing, or more
+    )
     reports: PassReports = field(default_factory=PassReports)  # what the graph passes did to it
     loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 
@@ -168,6 +171,7 @@ class CompilerManager:
             seconds,
             found.kernels,
             reports=PassReports.from_dicts(found.reports),
+            largest=found.largest,
             loaded=True,
         )
 
@@ -175,9 +179,11 @@ class CompilerManager:
         """Reports a compilation, and keeps what came of it for other processes."""
         digest = piece.key.digest
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
-        if self.cache is None or piece.assumptions:  # those are facts about the symbols of this process
+        if self.cache is None or (piece.assumptions and piece.largest is None):  # of this process's symbols
             return
-        path = self.cache.save(piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts())
+        path = self.cache.save(
+            piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts(), piece.largest
+        )
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
             events.emit(events.CacheEntryUpdated(digest))
@@ -223,6 +229,7 @@ def _compile(
             raise inner from error  # a graph pass of ours, inside Inductor
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
+    bounds = torch_hooks.upper_bounds(fake_mode, assumed)
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
     if not isinstance(shape, int) and newly:
         fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
@@ -242,5 +249,6 @@ def _compile(
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
         assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
+        largest=min(bounds) if bounds else None,
         reports=adaptor.take_reports(),
     )

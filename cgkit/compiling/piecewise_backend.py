@@ -90,6 +90,10 @@ class PiecewiseBackend:
         #: The graph that was compiled, and the numbers that its callables take behind the piece's inputs.
         self.lifted = lifted or Lifted(self.graph)
         self.compiled_graph_for_general_shape = self.lifted.bind(general.runnable)
+        if general.largest is not None and len(self.sym_shape_indices) == 1:
+            self.compiled_graph_for_general_shape = _bounded(
+                self.compiled_graph_for_general_shape, self.sym_shape_indices[0], general.largest, self.name
+            )
         # A piece without a symbolic size is static already.
         sizes = tuple(compile_sizes) if self.sym_shape_indices else ()
         self.compile_sizes: set[int] = set(sizes)
@@ -290,6 +294,22 @@ class PiecewiseBackend:
             f"{self.total_piecewise_compiles}, {self.general.adaptor}, key {self.general.key.digest}"
             f"{shared}, static sizes {sizes})"
         )
+
+
+def _bounded(runnable: Runnable, index: int, largest: int, name: str) -> Runnable:
+    """``runnable``, refusing what its code cannot count. A replay does not come through here: a size that was
+    recorded has been run."""
+
+    def run(*args: Any) -> Sequence[Any]:
+        if args[index] > largest:
+            raise CompileError(
+                f"piece {name} was compiled to count in 32 bits, for at most {largest:,} tokens, and got "
+                f"{args[index]:,}: it would read and write elsewhere. Serve smaller batches, or give the larger ones "
+                "code of their own (compile_ranges)"
+            )
+        return runnable(*args)
+
+    return run
 
 
 def _name_of(entry: ConcreteSizeEntry | RangeEntry) -> str:

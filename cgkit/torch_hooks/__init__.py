@@ -126,6 +126,7 @@ from cgkit.torch_hooks.symbols import (
     substitute_symbols,
     symbol_facts,
     symbolic_expression,
+    upper_bounds,
     without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
@@ -246,6 +247,7 @@ __all__ = [
     "tracing_context",
     "triton_direct_launch",
     "triton_version",
+    "upper_bounds",
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",

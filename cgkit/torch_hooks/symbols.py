@@ -138,6 +138,39 @@ def shape_guards(holder: Any) -> list[str]:
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
 
 
+def upper_bounds(holder: Any, since: int = 0) -> list[int] | None:
+    """The largest number that each assumption from the ``since``-th on lets its one symbol be: ``2048*s0 <= 2**31 - 1``
+    gives 1048575. None if one of them says anything else.
+
+    Inductor for a GPU adds such a bound for each kernel that it lets count in 32 bits.
+    Run on torch 2.11 (CPU, CUDA build) and 2.13 (CPU).
+    """
+    import sympy
+
+    fake_mode = getattr(holder, "fake_mode", holder)
+    guards = getattr(getattr(fake_mode, "shape_env", None), "guards", ())
+    found = []
+    for guard in list(guards)[since:]:
+        bound = _upper_bound(sympy, guard.expr)
+        if bound is None:
+            return None
+        found.append(bound)
+    return found
+
+
+def _upper_bound(sympy: Any, expr: Any) -> int | None:
+    if not isinstance(expr, sympy.LessThan | sympy.StrictLessThan) or len(expr.free_symbols) != 1:
+        return None
+    (symbol,) = expr.free_symbols
+    difference = sympy.expand(expr.lhs - expr.rhs)  # at most 0, or below it
+    slope = difference.coeff(symbol, 1)
+    rest = difference - slope * symbol
+    if not (slope.is_Integer and slope > 0 and rest.is_Integer):
+        return None
+    room = -int(rest) - isinstance(expr, sympy.StrictLessThan)
+    return room // int(slope)
+
+
 def without_new_guards(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which nothing that is asked of a symbol is kept as an assumption about it.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from cgkit import events, torch_hooks
 from cgkit.compiling import CompilerInterface, EagerAdaptor, compile_pieces
+from cgkit.compiling.manager import CompilerManager
 from cgkit.config import CompilationConfig
 from cgkit.counters import compilation_counter
 from cgkit.errors import CaptureLockedError, CompileError, ConfigError
@@ -266,3 +268,90 @@ def test_it_reads_well():
     compiled = compile_pieces(split, config(compile_sizes=[2]))
     assert "6 pieces, 3 different" in repr(compiled) and "x 4" in repr(compiled)
     assert "shared with submod_2, static sizes [2]" in repr(compiled.backends[2])
+
+
+class CountsIn32Bits(CompilerInterface):
+    """Takes for granted what Inductor takes for granted on a GPU: that a kernel's numbers can be counted in 32 bits."""
+
+    name = "counting"
+    saves = True
+
+    def __init__(self, ask=lambda tokens: tokens * 2048 <= 2**31 - 1):
+        self.ask = ask
+
+    def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+        assert self.ask(next(value for value in inputs if isinstance(value, torch.SymInt)))
+        return EagerAdaptor().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+    def save(self, runnable):
+        return b"code"
+
+
+class Kept:
+    """A compile cache that only remembers what it was given."""
+
+    def __init__(self):
+        self.largest = []
+
+    def active(self):
+        return nullcontext()
+
+    def load(self, key, make):
+        return None
+
+    def save(self, key, payload, kernels, reports=None, largest=None):
+        self.largest.append(largest)
+        return None
+
+
+def compiled_by(adaptor, monkeypatch):
+    kept = Kept()
+    made = CompilerManager.__init__
+    monkeypatch.setattr(
+        CompilerManager, "__init__", lambda self, adaptor, cache=None: made(self, adaptor, kept)
+    )
+    return compile_pieces(
+        split_of(lambda self, x: x * 2 + 1, torch.ones(8, 4), ops=[]), config(), adaptor=adaptor
+    ), kept
+
+
+def test_what_counts_in_32_bits_is_kept_with_its_bound_and_refuses_more(monkeypatch):
+    compiled, kept = compiled_by(CountsIn32Bits(), monkeypatch)
+    assert kept.largest == [1048575] and compiled.backends[0].general.largest == 1048575
+    assert compiled(torch.ones(9, 4)).shape == (9, 4)
+    run = compiled.backends[0].compiled_graph_for_general_shape
+    with pytest.raises(CompileError, match="at most 1,048,575 tokens, and got 1,048,576"):
+        run(1048576, torch.ones(1, 4))
+
+
+def test_what_takes_anything_else_for_granted_is_not_kept(monkeypatch):
+    compiled, kept = compiled_by(
+        CountsIn32Bits(lambda tokens: tokens * 2048 <= 2**31 - 1 and tokens % 2 == 0), monkeypatch
+    )
+    assert kept.largest == [] and compiled.backends[0].general.largest is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "bounds"),
+    [
+        (lambda s: s <= 7000, [7000]),
+        (lambda s: s < 7000, [6999]),
+        (lambda s: 3 * s + 1 <= 7000, [2333]),
+        (lambda s: 64 * s - 6 < 2**31, [33554432]),
+        (lambda s: s >= 5, None),
+        (lambda s: s * s <= 10**9, None),
+    ],
+)
+def test_bounds_of_a_symbol(ask, bounds):
+    split = split_of(lambda self, x: x * 2 + 1, torch.ones(60, 4), ops=[])
+    seen = []
+
+    class Asks(EagerAdaptor):
+        def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+            before = len(torch_hooks.shape_guards(fake_mode))
+            assert ask(next(value for value in inputs if isinstance(value, torch.SymInt)))
+            seen.append(torch_hooks.upper_bounds(fake_mode, before))
+            return super().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+    compile_pieces(split, config(), adaptor=Asks())
+    assert seen == [bounds]

@@ -39,6 +39,7 @@ class Loaded:
     kernels: int | None
     path: Path
     reports: list[dict[str, Any]]
+    largest: int | None = None
 
 
 class CompileCache:
@@ -104,7 +105,7 @@ class CompileCache:
             )
             self._discard(path)
             return None
-        return Loaded(runnable, about["kernels"], path, about.get("reports", []))
+        return Loaded(runnable, about["kernels"], path, about.get("reports", []), about.get("largest"))
 
     def _check_files(self, files: dict[str, str]) -> None:
         """Libraries that are there must be those that were written; what is missing is built again."""
@@ -140,10 +141,12 @@ class CompileCache:
         payload: bytes | None,
         kernels: int | None,
         reports: list[dict[str, Any]] | None = None,
+        largest: int | None = None,
     ) -> Path | None:
         """Writes a piece that was just compiled, and what the graph passes reported of it.
 
-        ``payload``: what its adaptor made of it (None: it cannot be kept).
+        ``payload``: what its adaptor made of it (None: it cannot be kept). ``largest``: the largest number of tokens
+        that the code can count (None: any).
 
         Returns None, with a warning where the disk refused, if nothing was written.
         """
@@ -154,6 +157,7 @@ class CompileCache:
             about = {
                 "kernels": kernels,
                 "reports": reports or [],
+                "largest": largest,
                 "files": self.files(),
                 "digest": key.digest,
             }
