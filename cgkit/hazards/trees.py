@@ -6,7 +6,7 @@ replay writes its partial sums there: the replay's own result is right, and a te
 spoiled. Where the allocator has given the memory back to the driver, the replay is an illegal memory access instead.
 
 ``python -m cgkit.hazards.trees ORDER`` records a graph of a matrix product, lets something happen as :data:`ORDERS`
-says, gives all memory that is free to tensors of sevens, replays, and prints one JSON line. A crash shows as the exit
+says, fills half a GiB with tensors of sevens, replays, and prints one JSON line. A crash shows as the exit
 status, so start it in a process of its own (:func:`replay_beside_trees` does). Seen on an H200, torch 2.11.
 """
 
@@ -28,8 +28,9 @@ ORDERS = {
     "between": "Trees run between recording and replay",
     "cleared": "in place of Trees only their clearing, and what is free goes back to the driver",
 }
-#: Numbers in a tensor of sevens: one MiB of them.
-_SEVENS = 1 << 18
+#: How many tensors of sevens, and how many numbers of 8 bytes in each. The memory that was cleared has gone back to the
+#: driver meanwhile (who records empties the allocator's cache), and comes back with some later request.
+_SEVENS, _NUMBERS = 256, 1 << 18
 
 
 def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
@@ -73,9 +74,9 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
 
 
 def _trees(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Three calls: warm-up, recording, replay of ``torch.compile``'s own graphs."""
+    """Four calls: warm-up, recording, two replays of ``torch.compile``'s own graphs."""
     step = torch.compile(lambda a: torch.relu(a @ weight), mode="reduce-overhead")
-    for _ in range(3):
+    for _ in range(4):
         step(x).clone()
     torch.cuda.synchronize()
 
@@ -101,21 +102,16 @@ def _main(order: str) -> None:
         elif order == "cleared":
             torch_hooks.clear_cublas_workspaces()
             torch.cuda.empty_cache()
-        sevens = [] if order == "cleared" else _all_that_is_free()
+        sevens = [] if order == "cleared" else [_seven() for _ in range(_SEVENS)]
+        torch.cuda.synchronize()
         graph.replay()
         torch.cuda.synchronize()
         kept = all(bool((each == 7).all()) for each in sevens)
         print(json.dumps({"equal": torch.equal(result, right), "kept": kept}))
 
 
-def _all_that_is_free() -> list[torch.Tensor]:
-    """Tensors of sevens, until the allocator has to ask the driver for more."""
-    torch.cuda.synchronize()
-    reserved, made = torch.cuda.memory_reserved(), []
-    while torch.cuda.memory_reserved() == reserved:
-        made.append(torch.full((_SEVENS,), 7, device="cuda"))
-    torch.cuda.synchronize()
-    return made
+def _seven() -> torch.Tensor:
+    return torch.full((_NUMBERS,), 7, device="cuda", dtype=torch.int64)
 
 
 if __name__ == "__main__":
