@@ -1,7 +1,7 @@
 """Makes the notebooks out of their sources: ``python notebooks/run.py 04 05`` (without numbers: all of them).
 
 ``src/NN_name.py`` (percent format) is what is written by hand; ``NN_name.ipynb`` is that, run from top to bottom on
-this machine, with its outputs. Whoever edits a notebook in Jupyter instead: ``jupytext --sync`` carries it back.
+this machine, with its outputs; ``scrub.py`` takes the machine's folders out of them. Whoever edits a notebook in Jupyter instead: ``jupytext --sync`` carries it back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from nbclient import NotebookClient
 from nbclient.output_widget import OutputWidget
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import scrub  # noqa: E402 - of this folder
 
 
 class SilentOutput(OutputWidget):
@@ -64,7 +67,7 @@ def make(source: Path) -> Path:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day
     target = HERE / f"{source.stem}.ipynb"
-    nbformat.write(dress(notebook), target)
+    nbformat.write(scrub.scrub(dress(notebook)), target)
     return target
 
 

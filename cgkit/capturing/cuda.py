@@ -108,6 +108,9 @@ class CudaPlatform:
         self._to_release: dict[CudaPool, list[tuple[int, int]]] = {}
         self._peak_so_far = 0  # of the session, before the last begin_peak
 
+    def __repr__(self) -> str:
+        return f"CudaPlatform(cuda:{self.device})"
+
     def new_pool(self) -> CudaPool:
         """A pool that the platform's graphs share; it grows when something is recorded."""
         with torch.cuda.device(self.device):

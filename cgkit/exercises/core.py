@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,15 +86,18 @@ class Exercise:
 
 
 class Said(str):
-    """Text in Markdown that shows itself without quotes."""
+    """Text in Markdown that shows itself without quotes; printed, an exercise's number has no asterisks."""
 
     __slots__ = ()
 
+    def __str__(self) -> str:
+        return re.sub(r"^\*\*(\d\d-\d+\.)\*\*", r"\1", super().__str__())
+
     def __repr__(self) -> str:
-        return str(self)
+        return super().__str__()
 
     def _repr_markdown_(self) -> str:
-        return str(self)
+        return super().__str__()
 
 
 _registry: dict[str, Exercise] = {}

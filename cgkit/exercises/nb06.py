@@ -40,12 +40,12 @@ def _four_prints() -> list[float]:
     "06-1",
     question="""What do the four prints say? Answer with a list of four numbers.
 
-    x, factor = torch.ones(1), 3
-    graph, y = platform.record(lambda: x * factor, platform.new_pool())
-    graph.replay();                       print(y)
-    x.copy_(torch.tensor([5.0]));         graph.replay(); print(y)
-    factor = 100; x.add_(1);              graph.replay(); print(y)
-    x = torch.tensor([1000.0]);           graph.replay(); print(y)""",
+        x, factor = torch.ones(1), 3
+        graph, y = platform.record(lambda: x * factor, platform.new_pool())
+        graph.replay();                       print(y)
+        x.copy_(torch.tensor([5.0]));         graph.replay(); print(y)
+        factor = 100; x.add_(1);              graph.replay(); print(y)
+        x = torch.tensor([1000.0]);           graph.replay(); print(y)""",
     hints=(
         "Which lines change what lies at the recorded address, and which change what a name means?",
         "factor was copied into the graph as a number. x.add_ works in place; x = ... does not.",

@@ -59,9 +59,10 @@ class RequestTrace:
     def __repr__(self) -> str:
         if not self.arrivals:
             return f"RequestTrace of {self.source or 'nothing'}: no requests"
-        hours = self.arrivals[-1] / 3600
+        seconds = self.arrivals[-1]
+        span = f"{seconds / 3600:.2f} h" if seconds >= 360 else f"{seconds:.1f} s"
         return (
-            f"RequestTrace of {self.source or 'lists'}: {len(self):,} requests in {hours:.2f} h, "
+            f"RequestTrace of {self.source or 'lists'}: {len(self):,} requests in {span}, "
             f"{sum(self.prompts):,} prompt and {sum(self.outputs):,} generated tokens"
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cgkit.plotting import style
 from cgkit.plotting.folding import blocks_of_equal
 from cgkit.plotting.style import About, put_title, styled
+from cgkit.plotting.tables import human_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +94,7 @@ def capture_seconds(frame: pd.DataFrame, about: About | None = None, *, ax: Axes
     if len(table.columns) > 1:
         ax.legend(ncols=3, loc="upper left")
     total = frame["seconds"].sum()
-    put_title(ax, f"{len(frame)} graphs recorded in {total:.2f} s", about)
+    put_title(ax, f"{len(frame)} graphs recorded in {human_seconds(total)}", about)
     return ax
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from cgkit.plotting import style
@@ -118,6 +119,13 @@ def road(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
     return ax
 
 
+def _narrow(tool: str) -> str:
+    """The name of a tool on two lines, to stand beside the others: broken at a space, after a dot or ``_``."""
+    if found := re.search(r" |(?<=[._])", tool):
+        return f"{tool[: found.start()]}\n{tool[found.end() :]}"
+    return tool
+
+
 @styled
 def museum(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = None) -> Axes:
     """Which tool finds which hazard: a row an exhibit, a column a tool, the mark says what it does unnoticed.
@@ -133,7 +141,7 @@ def museum(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None =
         xs, ys = [tools.index(row.tool) for _, row in of], [y for y, _ in of]
         ax.plot(xs, ys, marker, color=colour, markersize=9, linestyle="", label=f"{kind} ({len(of)})")
     ax.set_yticks(range(len(rows)), list(rows["id"]))
-    ax.set_xticks(range(len(tools)), [tool.replace(" ", "\n", 1) for tool in tools], fontsize=8.5)
+    ax.set_xticks(range(len(tools)), [_narrow(tool) for tool in tools], fontsize=8.5)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.set_xlim(-0.5, len(tools) - 0.5)

@@ -50,6 +50,8 @@ def pool_while_recording(frame: pd.DataFrame, about: About | None = None, *, ax:
     if len(frame):
         last = frame.sort_values("order").groupby("asked")["pool_reserved_bytes"].last()
         what = f"Most memory in the graphs' pool: {last.idxmax()}, {human_bytes(last.max())}"
+        if last.nunique() == 1 and len(last) > 1:
+            what = f"Every mode's graphs take {human_bytes(last.max())} of pool"
     else:
         what = "Nothing was recorded"
     put_title(ax, what, about)

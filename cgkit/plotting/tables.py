@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from html import escape, unescape
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ _UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
     "_bytes": ("", lambda v: human_bytes(v)),
     "_us": (" (µs)", lambda v: f"{v:,.1f}"),
     "_ms": (" (ms)", lambda v: f"{v:,.2f}"),
-    "_s": (" (s)", lambda v: f"{v:,.2f}"),
-    "seconds": (" (s)", lambda v: f"{v:,.2f}"),
+    "_s": (" (s)", lambda v: _seconds(v)),
+    "seconds": (" (s)", lambda v: _seconds(v)),
     "ms_per_token": ("", lambda v: f"{v:,.2f}"),
 }
 
@@ -27,6 +27,18 @@ def human_bytes(count: float) -> str:
             return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def human_seconds(seconds: float) -> str:
+    """A time in the unit in which it can be read: ``2.74 s``, ``37.0 ms``, ``850 µs``."""
+    if abs(seconds) >= 1 or seconds == 0:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:,.1f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:,.0f} µs"
+
+
+def _seconds(value: float) -> str:
+    """Two decimals, and four where two would show nothing."""
+    return f"{value:,.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.4f}"
 
 
 def _missing(value: Any) -> bool:
@@ -41,8 +53,8 @@ def _heading(column: str) -> str:
     return column.replace("_", " ")
 
 
-def _cell(column: str, value: Any, chars: int) -> tuple[str, bool]:
-    """The text of a cell as HTML, and whether it is a number."""
+def _cell(column: str, value: Any) -> tuple[str, bool]:
+    """The whole text of a cell, and whether it is a number."""
     if _missing(value):
         return "", False
     if isinstance(value, (bool,)) or type(value).__name__ in ("bool", "bool_"):
@@ -53,9 +65,17 @@ def _cell(column: str, value: Any, chars: int) -> tuple[str, bool]:
                 return write(float(value)), True
         return (f"{value:,}" if float(value).is_integer() else f"{value:,.3g}"), True
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
-    if len(text) > chars:
-        return f'<span title="{escape(text)}">{escape(text[: chars - 1])}…</span>', False
-    return escape(text), False
+    return text, False
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def _html(text: str, chars: int) -> str:
+    """A cell's text as HTML: cut where it is long, and then whole in the tooltip."""
+    shown = escape(_cut(text, chars))
+    return shown if len(text) <= chars else f'<span title="{escape(text)}">{shown}</span>'
 
 
 def table(
@@ -75,7 +95,7 @@ def table(
     names = dict(rename or {})
     columns = [str(column) for column in frame.columns]
     cells = [
-        [_cell(column, value, chars) for column, value in zip(columns, row)]
+        [_cell(column, value) for column, value in zip(columns, row)]
         for row in frame.itertuples(index=False, name=None)
     ]
     numeric = [bool(cells) and any(row[i][1] for row in cells) for i in range(len(columns))]
@@ -84,7 +104,7 @@ def table(
         for i, column in enumerate(columns)
     )
     body = [
-        "<tr>" + "".join(f"<td{_right(numeric[i])}>{text}</td>" for i, (text, _) in enumerate(row)) + "</tr>"
+        "<tr>" + "".join(f"<td{_right(numeric[i])}>{_html(text, chars)}</td>" for i, (text, _) in enumerate(row)) + "</tr>"
         for row in cells
     ]
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
@@ -106,13 +126,13 @@ def _right(numeric: bool) -> str:
 
 
 def text_table(frame: pd.DataFrame, *, indent: str = "  ") -> str:
-    """``frame`` for a terminal: columns aligned, the same units as :func:`table`."""
+    """``frame`` for a terminal: columns aligned, the same units as :func:`table`, texts cut at 200 characters."""
     columns = [str(column) for column in frame.columns]
     rows = [
-        [_cell(column, value, 200) for column, value in zip(columns, row)]
+        [_cell(column, value) for column, value in zip(columns, row)]
         for row in frame.itertuples(index=False, name=None)
     ]
-    plain = [[unescape(text) for text, _ in row] for row in rows]
+    plain = [[_cut(text, 200) for text, _ in row] for row in rows]
     heads = [_heading(column) for column in columns]
     widths = [max([len(head), *(len(row[i]) for row in plain)]) for i, head in enumerate(heads)]
     right = [any(row[i][1] for row in rows) for i in range(len(columns))]

@@ -152,7 +152,7 @@ class Canvas:
 
     def _labels(self, band: Band, long: np.ndarray) -> None:
         """Names of the events with room for theirs, the widest first."""
-        room = 0.0072 * (self.window[1] - self.window[0])  # about one character
+        room = 0.0096 * (self.window[1] - self.window[0])  # about one character, beside a legend
         width = band.end[long] - band.start[long]
         for i in long[np.argsort(-width, kind="stable")][:40]:
             left, right = np.clip([band.start[i], band.end[i]], *band.window)

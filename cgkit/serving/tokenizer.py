@@ -43,7 +43,10 @@ def load_tokenizer(folder: Path) -> Any:
     """The ``transformers`` tokenizer that lies in ``folder``, or None if there is none."""
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
         return None
-    return need("transformers").AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = need("transformers").AutoTokenizer.from_pretrained(str(folder))
+    # What the tokens say is shown as it is. transformers 5 refuses this clean-up for BPE anyway, with a warning.
+    tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:

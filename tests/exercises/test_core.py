@@ -72,6 +72,8 @@ def test_hints_come_one_by_one(two):
     with pytest.raises(exercises.ExerciseError, match="2 hints"):
         exercises.hint("98-1", 3)
     assert repr(exercises.question("98-1")) == "**98-1.** Which number?"
+    assert str(exercises.question("98-1")) == "98-1. Which number?"  # printed, nothing is bold
+    assert str(core.Said("2**3 and 3**2")) == "2**3 and 3**2"
 
 
 def test_the_solution_is_pointed_at(two, tmp_path, monkeypatch):

@@ -60,3 +60,14 @@ def test_each_exhibit_stands_in_its_tools_column():
 
 def test_every_kind_of_harm_has_a_look():
     assert tuple(hazard_charts.KINDS) == KINDS
+
+
+def test_names_of_tools_do_not_touch():
+    tools = ["doctor", "explain_cache", "dispatcher.explain", "counters_table", "the recording itself", "debug=True"]
+    tools += ["predict_pool", "the dump itself"]
+    rows = [(str(number), "slow", tool) for number, tool in enumerate(tools)]
+    ax = hazard_charts.museum(pd.DataFrame(rows, columns=["id", "kind", "tool"]))
+    ax.figure.draw_without_rendering()
+    extents = [label.get_window_extent() for label in ax.get_xticklabels()]
+    assert len(extents) == len(tools)
+    assert all(a.x1 + 2 < b.x0 for a, b in zip(extents, extents[1:]))

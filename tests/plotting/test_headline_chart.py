@@ -111,3 +111,12 @@ def test_the_pool_while_recording(rows):
     )  # fmt: skip
     title = title_of(mode_charts.pool_while_recording(frame, About("made up")))
     assert ("FULL, 3.0 MiB" in title) if rows else ("Nothing was recorded" in title)
+
+
+def test_a_pool_that_is_the_same_in_every_mode_has_no_winner():
+    rows = [("FULL", 0, 0.1, 2**21, 1, 8), ("PIECEWISE", 0, 0.1, 2**21, 5, 8)]
+    columns = ["asked", "order", "seconds", "pool_reserved_bytes", "graphs", "num_tokens"]
+    frame = pd.DataFrame(rows, columns=columns)
+    assert "Every mode's graphs take 2.0 MiB of pool" in title_of(mode_charts.pool_while_recording(frame))
+    frame.loc[1, "pool_reserved_bytes"] = 2**22
+    assert "PIECEWISE, 4.0 MiB" in title_of(mode_charts.pool_while_recording(frame))

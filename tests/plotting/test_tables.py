@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from cgkit.plotting import human_bytes, table, text_table
+from cgkit.plotting.tables import human_seconds
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,18 @@ def test_missing_values_are_empty_and_bools_are_words():
 def test_a_terminal_table_is_aligned():
     text = text_table(pd.DataFrame({"mode": ["eager", "FULL & more"], "dur_ms": [92.125, 7.0]}), indent="")
     assert text.splitlines() == ["mode         dur (ms)", "eager           92.12", "FULL & more      7.00"]
+
+
+def test_a_long_text_is_cut_in_a_terminal_and_has_a_tooltip_on_a_page():
+    frame = pd.DataFrame({"seen": ["<b> & " + "a" * 300]})
+    row = text_table(frame, indent="").splitlines()[1]
+    assert row == "<b> & " + "a" * 193 + "…"
+    html = table(frame, chars=20)
+    assert f'<span title="&lt;b&gt; &amp; {"a" * 300}">&lt;b&gt; &amp; {"a" * 13}…</span>' in html
+
+
+def test_short_times_show_digits():
+    html = table(pd.DataFrame({"seconds": [0.0, 0.00132, 1.5], "total_s": [0.0204, 7.0, 0.5]}))
+    assert "<td class=\"cg-num\">0.0013</td>" in html and "<td class=\"cg-num\">0.0204</td>" in html
+    assert "<td class=\"cg-num\">0.00</td>" in html and "<td class=\"cg-num\">1.50</td>" in html
+    assert [human_seconds(s) for s in (0, 2.738, 0.0042, 0.00085)] == ["0.00 s", "2.74 s", "4.2 ms", "850 µs"]

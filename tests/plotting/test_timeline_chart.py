@@ -221,3 +221,17 @@ def test_what_lies_too_deep_is_counted_in_the_note():
     left_out = int((rows_of.layout(frame, None, 1, ("work", "calls", "gpu")).row < 0).sum())
     assert left_out and f"draws all): {left_out:,} events" in ax.get_xlabel()
     assert "too deep" not in timeline(frame, ABOUT, most_deep=None).get_xlabel()
+
+
+def test_a_name_is_no_wider_than_its_event():
+    build = timelines.Builder()
+    for layer in range(4):
+        build.cpu("annotation", f"cgkit:eager:model.layers.{layer}", 1000.0 * layer, 995.0)
+    for kind in ("op", "launch", "sync", "runtime"):
+        build.cpu(kind, kind, 10.0, 20.0)
+    ax = timeline(build.frame())
+    ax.figure.draw_without_rendering()
+    left, right = (ax.transData.transform((x, 0))[0] for x in (0.0, 995.0))
+    names = [text for text in ax.texts if text.get_text().startswith("cgkit")]
+    assert len(names) == 4
+    assert all(text.get_window_extent().width <= right - left for text in names)
