@@ -23,6 +23,13 @@ def test_which_platform_answers():
         get_platform("metal")
 
 
+def test_a_platform_says_which_it_is():
+    from cgkit.capturing.cuda import CudaPlatform
+
+    assert repr(CudaPlatform("cuda:1")) == "CudaPlatform(cuda:1)"
+    assert "no GPU" in repr(get_platform("emulated"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_is_refused_with_the_way_out():
     for arguments in (("cuda",), ("cuda", "cuda"), ("auto", "cuda")):

@@ -120,6 +120,15 @@ def test_faster_arrivals_make_larger_batches():
     assert slow.counts == simulate_traffic(trace, lambda n: 5.0, speed=0.2).counts
 
 
+def test_a_short_time_is_said_in_seconds():
+    trace = RequestTrace([0.0, 2.9], [5, 5], [4, 4])
+    assert "2 requests in 2.9 s" in repr(trace)
+    assert "simulated s, " in repr(simulate_traffic(trace, lambda n: 5.0))
+    late = RequestTrace([0.0, 7200.0], [5, 5], [4, 4])
+    assert "2 requests in 2.00 h" in repr(late)
+    assert "2.00 simulated hours" in repr(simulate_traffic(late, lambda n: 5.0))
+
+
 def test_nothing_to_serve():
     found = simulate_traffic(RequestTrace([], [], []), cost)
     assert found.steps == 0 and "0 requests" in repr(found)

@@ -65,7 +65,7 @@ def test_every_kind_of_harm_has_a_look():
 def test_names_of_tools_do_not_touch():
     tools = ["doctor", "explain_cache", "dispatcher.explain", "counters_table", "the recording itself", "debug=True"]
     tools += ["predict_pool", "the dump itself"]
-    rows = [(str(number), "slow", tool) for number, tool in enumerate(tools)]
+    rows = [(f"overwritten-output-{number}", "slow", tool) for number, tool in enumerate(tools)]
     ax = hazard_charts.museum(pd.DataFrame(rows, columns=["id", "kind", "tool"]))
     ax.figure.draw_without_rendering()
     extents = [label.get_window_extent() for label in ax.get_xticklabels()]

@@ -226,12 +226,12 @@ def test_what_lies_too_deep_is_counted_in_the_note():
 def test_a_name_is_no_wider_than_its_event():
     build = timelines.Builder()
     for layer in range(4):
-        build.cpu("annotation", f"cgkit:eager:model.layers.{layer}", 1000.0 * layer, 995.0)
-    for kind in ("op", "launch", "sync", "runtime"):
-        build.cpu(kind, kind, 10.0, 20.0)
+        build.cpu("annotation", f"cgkit:eager:model.layers.{layer}", 1000.0 * layer, 870.0)
+        launch = build.cpu("launch", "cudaLaunchKernel", 1000.0 * layer + 10, 20.0, correlation=layer)
+        build.gpu("kernel", 1000.0 * layer + 40, 100.0, launch, piece=f"model.layers.{layer}.input_layernorm")
     ax = timeline(build.frame())
     ax.figure.draw_without_rendering()
-    left, right = (ax.transData.transform((x, 0))[0] for x in (0.0, 995.0))
+    left, right = (ax.transData.transform((x, 0))[0] for x in (0.0, 870.0))
     names = [text for text in ax.texts if text.get_text().startswith("cgkit")]
     assert len(names) == 4
     assert all(text.get_window_extent().width <= right - left for text in names)
