@@ -82,6 +82,15 @@ decode.loc[1, ["wall_ms", "cpu_ms", "gpu_busy_ms", "kernels"]].loc[["eager", "co
 # The columns: how long the step took, how long the host was busy with it, how long the GPU was, and how many kernels it ran.
 # Look at the last two: the compiled step and the recorded ones run **as many kernels in the same time**. All that was gained
 # is the host's time. The eager row has more kernels because nothing is fused there.
+#
+# `torch.compile` can do all of this by itself, with `mode="reduce-overhead"`: it traces, compiles and records. Why does an engine not
+# take it? For four reasons:
+# - it keeps the guards, and looks at them and at where each input lies at every call;
+# - each new size is traced or recorded when it first comes, so a request waits for it;
+# - it records what was traced, attention with it, and attention depends on more than shapes (notebook 03);
+# - it decides by itself what is recorded when, and which memory that takes. An engine has to know both beforehand.
+#
+# What the first of these costs:
 
 # %%
 compiled_ms, graph_ms = (decode.loc[(1, mode), "wall_ms"] for mode in ("compiled", "FULL_AND_PIECEWISE"))
@@ -494,6 +503,9 @@ print(f"          after a warm-up: {warm_graph.num_nodes()} call,  the table hol
 # Without the warm-up, making the table was recorded: each replay makes it anew, and until the first replay everybody who
 # reads the table finds rubbish. Real set-up of this kind: Triton compiles a kernel at its first call, cuBLAS asks for its
 # workspace, a library loads its code. The first of these would even fail: it waits for the device, which section 9 forbids.
+#
+# The warm-up runs in the mode NONE. In any other the wrappers would meet a new key and record at once, and the set-up would be in the
+# recording after all.
 #
 # How many warm-ups are there really? The operator below notes each call from Python. It stands between two pieces, where
 # nothing is recorded, so it runs at each warm-up and at each recording:
