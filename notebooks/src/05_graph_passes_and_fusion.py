@@ -471,7 +471,8 @@ if recorded is not None:
 
 # %% [markdown]
 # Inductor makes that fusion itself, since it sees the quantisation as plain operators. A gain has to come from where norm and
-# quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9.
+# quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9. Attention is such a wall. So
+# compare `whole, all` with `whole, off`: nothing is cut there, and the attention kernel itself quantises what it writes.
 
 # %%
 if recorded is not None:
@@ -509,7 +510,7 @@ if recorded is not None:
     print(f"whole, off - whole, all: {(counted['whole, off'] - counted['whole, all']) / table:.2f} tables")
 
 # %% [markdown]
-# All of it is the embedding table, which the count takes for read whenever a kernel has the look-up fused into it; sixteen
+# Nearly all of it is the embedding table, which the count takes for read whenever a kernel has the look-up fused into it; sixteen
 # tokens really read sixteen rows. Without it, the passes move as many bytes as none. A number that falls while the time
 # stays is to be asked what it counts.
 #
