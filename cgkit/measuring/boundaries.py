@@ -29,6 +29,8 @@ from cgkit.measuring.manifest import write_manifest
 WHAT = "the same kernels as one graph, cut at every launch between pieces, and in graphs only: device and host time"
 #: Cycles for which the device sleeps before a timed step: some two milliseconds.
 _HEAD_START = 4_000_000
+#: The ways that run the same kernels; the others are there for the host's time a launch.
+SAME_KERNELS = ("one graph", "graphs and launches between", "graphs and small graphs between")
 Call = Callable[[], Any]
 
 
@@ -86,8 +88,7 @@ def measured(pieces: int, kernels: int, numbers: int, rounds: int) -> list[dict[
             "launches": len(calls),
             "device_us": statistics.median(device[name]),
             "device_p10_us": _tenth(device[name]),
-            "over_one_graph_us": statistics.median(device[name]) - whole,
-            "each_boundary_us": (statistics.median(device[name]) - whole) / max(len(calls) - 1, 1),
+            **_cost(statistics.median(device[name]) - whole, len(calls), name in SAME_KERNELS),
             "host_us": statistics.median(host[name]),
             "host_us_a_launch": statistics.median(host[name]) / len(calls),
             "rounds": rounds,
@@ -97,6 +98,12 @@ def measured(pieces: int, kernels: int, numbers: int, rounds: int) -> list[dict[
         }
         for name, calls in ways.items()
     ]
+
+
+def _cost(more_us: float, launches: int, comparable: bool) -> dict[str, float]:
+    if not comparable:
+        return {"over_one_graph_us": float("nan"), "each_boundary_us": float("nan")}
+    return {"over_one_graph_us": more_us, "each_boundary_us": more_us / max(launches - 1, 1)}
 
 
 def ways_to_cut(pieces: int, kernels: int, x: torch.Tensor) -> tuple[dict[str, list[Call]], list[Any]]:

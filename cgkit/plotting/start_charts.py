@@ -61,7 +61,9 @@ def startup(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None 
     ax.grid(axis="x")
     legend_below(ax, 5)
     left = f" (at most {max(shares):.0%} of it is left)" if shares else ""
-    put_title(ax, f"A warm start saves the compile stage{left}, and nothing else", about)
+    traced = any(row["cache"] != "cold" and not row.get("traces_loaded") for row in rows)
+    what = "the compile stage" if traced else "trace and compile stage"
+    put_title(ax, f"A warm start saves {what}{left}, and no import", about)
     return ax
 
 

@@ -53,6 +53,13 @@ if "google.colab" in sys.modules:
 # traces the model once, *cuts* the graph at attention, compiles and records the pieces between, and never asks the tracer
 # again. That is *piecewise* compilation.
 #
+# Some words come up before their notebook explains them:
+# - A *kernel* is a program that the GPU runs, a *launch* the call by which the CPU starts one (notebook 01).
+# - *Dynamo* and *Inductor* are the two halves of `torch.compile`. The first turns Python into one graph of operators (02), the
+#   second makes kernels of a graph (04).
+# - The *KV cache* keeps what attention computed for earlier tokens, their keys and values. It is cut into blocks of a few tokens,
+#   and a *block table* says which blocks belong to a request. So requests of any length can share one piece of memory.
+#
 # ## 0 · A model
 # SmolLM2-135M-Instruct if its weights are installed, else a tiny Llama with random ones.
 
@@ -83,11 +90,13 @@ inputs.input_ids.shape, hex(inputs.input_ids.data_ptr())
 
 # %% [markdown]
 # ## 1 · Trace: a model → one graph
-# Dynamo runs the bytecode of `forward` symbolically, **once**. The number of tokens is a symbol (`s…` below), so the graph
-# is for every batch. Dynamo's guards, which would check at every call whether the graph still fits, are dropped: an
-# engine promises that only the number of tokens changes.
+# Dynamo goes through the bytecode of `forward` (Python's own instructions) with stand-ins for the tensors, **once**. The number
+# of tokens is a symbol (`s…` below), so the graph is for every batch. Dynamo's guards, which would check at every call whether
+# the graph still fits, are dropped: an engine promises that only the number of tokens changes. (If the trace assumed more, its
+# last line says so. Here it is that ids and positions are equally many: two symbols that are one number.)
 #
-# The *forward context* says which token belongs to which request; only attention looks at it.
+# The *forward context* says which token belongs to which request; only attention looks at it. It lies beside the call and is no
+# argument of the model, since what is an argument becomes part of the graph (notebook 03 says more).
 
 # %%
 def context(key):  # a batch that is valid everywhere and real nowhere: no token has a place in the KV cache
@@ -205,7 +214,7 @@ for asked, answer in zip(questions, answers):
     print(f"> {asked}\n  {answer.text!r}")
 
 # %% [markdown]
-# Greedy decoding says the very same tokens without any graph:
+# Greedy decoding (always the likeliest token) says the very same tokens without any graph:
 
 # %%
 again = eager.generate(prompts, max_tokens=24)

@@ -28,7 +28,8 @@
 # **Needs**: cgkit. No GPU: steps recorded on an H200 are read from `data/recordings`, and their pictures say "recorded on ...".
 #
 # Two words. A *kernel* is one program that the GPU runs. A *launch* is the call by which the CPU asks for it. The call returns
-# at once, before the kernel has run: launches go into a *queue*, and the GPU takes them from there in order.
+# at once, before the kernel has run: launches go into a *queue*, and the GPU takes them from there in order. If the CPU needs longer
+# to launch than the GPU to run, the GPU waits for the CPU: such a step is *launch-bound*, or bound by the CPU.
 
 # %% tags=["setup"]
 # Only Colab needs this cell: it fetches cgkit there. Anywhere else it does nothing.
@@ -63,6 +64,9 @@ DEVICE
 #
 # Before anything else, because a profiler that has once run makes launches dearer. **What do you expect**: how long does it
 # take the CPU to ask for one kernel? To call an empty `nn.Module`, ten deep? Write two numbers down, in microseconds.
+#
+# Three names in the table: torch's *dispatcher* looks at each call which kernel fits the tensors. *Triton* is the language in which
+# torch's compiler writes kernels for a GPU. *Guards* are checks that `torch.compile` makes at every call (notebook 02).
 
 # %%
 here = cgkit.measure_launch_overhead(rounds=10)
@@ -130,8 +134,15 @@ Picture(mine.plot(step=0))
 #
 # ## 3 · The same on an H200
 #
-# Now a real size: the Llama-3.2-1B shape, 16 layers, random weights, one request. Three ways to run the same step, on one time
-# axis. **What do you expect**: which share of the *eager* step is the GPU busy? 90 %, 50 %, 10 %?
+# Now a real size: the Llama-3.2-1B shape, 16 layers, random weights, one request. These are the ways to run the same step that
+# this notebook compares:
+# - *eager*: Python calls one operator after the other;
+# - *compiled*: `forward` was turned into one graph and its kernels were made by a compiler, each still launched by itself;
+# - *PIECEWISE*: the compiled kernels between two attentions are launched together, as one recorded *CUDA graph*; attention is not;
+# - *FULL*: the whole step is one CUDA graph;
+# - *reduce-overhead*: torch.compile's own mode that compiles and records (notebook 06 says why an engine does not take it).
+#
+# Three of them, on one time axis. **What do you expect**: which share of the *eager* step is the GPU busy? 90 %, 50 %, 10 %?
 
 # %%
 MODES = ["eager", "compiled", "PIECEWISE", "FULL", "reduce-overhead"]
@@ -141,8 +152,10 @@ Image(three.save(Path(tempfile.mkdtemp()) / "three.png"), alt=three.alt)  # thou
 
 # %% [markdown]
 # The GPU's lane of the eager step is nearly empty. Each kernel is there for a microsecond or two, and then the GPU waits until
-# the CPU has made its way to the next one. Nothing is drawn wider than it is: what is shorter than a pixel shows as a column, as
-# high as the share of the time that it fills.
+# the CPU has made its way to the next one. With a large batch it would be otherwise. A matrix product that runs for 200 microseconds
+# gives the CPU time for twenty launches more, so the queue never runs empty and a launch costs nobody anything.
+#
+# Nothing is drawn wider than it is: what is shorter than a pixel shows as a column, as high as the share of the time that it fills.
 #
 # A picture of a step is only worth something if it is complete. A timeline says so of itself: which kernels could be tied to the
 # launch that asked for them, and which events are not drawn.
@@ -310,6 +323,15 @@ cgkit.claim(
 
 # %% [markdown]
 # ## 6 · Three costs, three tools
+#
+# An eager step has three costs, and each has a tool of its own:
+# 1. **Python and dispatch**: loops, module calls, the search for the kernel. *Tracing* takes it away: the model's Python runs once.
+# 2. **Launches**: one call of the driver for each kernel. *Recording* takes it away: one call starts hundreds of them.
+# 3. **The kernels themselves**: many small ones, each reading from memory what the one before has just written. *Compiling* takes
+#    it away, by *fusing* several into one.
+#
+# No tool does the work of another. A recorded graph replays the kernels that it was given, good or bad; a compiled model launches
+# its kernels one by one. That is why "CUDA graph" and "`torch.compile`" are two things, and engines use both.
 #
 # Now go through the table of part 3 from top to bottom. Each row takes something away.
 #

@@ -293,7 +293,9 @@ two_codes
 # and not in it. So whoever has this code object can run it, and nobody asks anything. That is the whole trick.
 #
 # The article's engine puts it into the class: `Net.forward.__code__ = new_code`, call, and put the old one back. Python allows
-# that if both codes take the same arguments and the same outer variables:
+# that if both codes take the same arguments and the same outer variables, since these are what the function hands to its code. (Outer
+# variables are those that a nested function shares with the one around it. Python calls them *free* in the inner one and *cell*
+# variables in the outer one.) Local variables are the code's own affair:
 
 # %%
 old, new = traced.original_code, traced.code
@@ -381,7 +383,9 @@ cgkit.claim(
 # ## 4 · What is assumed now
 #
 # A guard that is dropped becomes an **assumption**. An engine can drop them because it makes all calls itself, and makes them alike:
-# token ids, positions, buffers of its own; only the number of tokens changes. Whoever does not keep to that gets no error
+# token ids, positions, buffers of its own; only the number of tokens changes. (More does change from step to step: which token
+# belongs to which request, how long each request is. But that is no argument. Attention is an operator that Dynamo does not look
+# into, and fetches it at each step from a note beside the call, the *forward context*: notebook 03.) Whoever does not keep to that gets no error
 # from the bytecode. So it is worth knowing what happens to a change. There are three fates:
 # - **followed**: the bytecode fetches it anew at each call, so the trace does what the changed model does;
 # - **refused**: it is an argument, and cgkit compares arguments with the first call (about a microsecond), and raises;
@@ -429,7 +433,9 @@ pd.DataFrame(fate.items(), columns=["change after the trace", "fate"]).set_index
 
 # %% [markdown]
 # Tensors that the model holds are followed (1, 2), because they are inputs. Numbers, flags, the structure of the model and its hooks are
-# frozen (3, 4, 6). What a call brings is compared (7, 8). This is how a refusal reads:
+# frozen (3, 4, 6). What a call brings is compared (7, 8). (`without effect` says nothing of the trace: the *model* gave what it gave
+# before. With random weights that can happen to the second: if what the first layer gives is negative before and after the change, `relu`
+# makes zeros of both.) This is how a refusal reads:
 
 # %%
 optional = cgkit.trace(WithOptions(), x)

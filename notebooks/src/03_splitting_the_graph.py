@@ -194,6 +194,14 @@ calls[["operator", "constants", "shape", "source"]].set_index("operator")
 #
 # That is what makes attention a good **hinge**: what it does changes from step to step, and what it looks like from outside does not.
 #
+# ### Where does the operator find the length?
+# Not among the model's arguments. An argument of the model is an input of the graph: a Python number would be frozen into it, or be one
+# more thing that a guard has to watch, and there are no guards any more. Nobody would notice a new length. So the length travels *beside*
+# the call. Here that is the dictionary `STEP`. In an engine it is the **forward context**: before each step the engine writes down there
+# which token belongs to which request, how long each is and where its blocks of the KV cache lie. Attention opens it each time
+# it runs. Dynamo never sees it, because it never looks into the operator. Everything that changes from step to step, except the
+# number of tokens, goes this way. (Later the context also carries which recorded graph the step takes: notebooks 06 and 07.)
+#
 # ### Why does it write into `out`?
 # A natural attention *returns* a new tensor. Here is one (now it needs a fake implementation), with the same model around it:
 

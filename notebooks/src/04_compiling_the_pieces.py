@@ -377,15 +377,19 @@ print("compiled:", [one["compilations"] for one in starts], " loaded:", [one["lo
 Picture(start_charts.startup(pd.DataFrame(starts), about))
 
 # %% [markdown]
-# The compile stage all but disappears, and the start does not: imports and Dynamo's trace are still there. The trace has to
-# be: the key contains the files that Dynamo inlined, and only tracing says which those are. The same on five models, recorded:
+# The compile stage all but disappears, and the start does not: most of what is left is imports. Dynamo's trace is gone too. How can
+# that be, if the key contains the files that Dynamo inlined, and only tracing says which those are? The cold start stored its
+# trace, with that list in it. The warm one compares the files, the model and the call with what they were then, and takes the
+# stored trace if nothing differs. (Whole models are started so, by a runner or the decorator. By hand, stage after stage as in this
+# notebook, the trace is made each time.) The same on three models, recorded:
 
 # %%
 recordings.picture("cpu-bench-startup", start_charts.startup)
 
 # %% [markdown]
-# With 80 layers, Dynamo's 15 seconds are the larger half even when everything is cached. (vLLM 0.33 therefore also keeps
-# Dynamo's result, and checks the sources instead of tracing again.)
+# With 80 layers and an empty cache, Dynamo takes nearly as long as the compile stage: it walks through every layer, and equal layers
+# are compiled only once (part 4). A cache that kept the compiled pieces alone would save little more than half of the two. (vLLM 0.33
+# does the same: it keeps Dynamo's result, and checks the sources instead of tracing again.)
 #
 # ### Why was it missed?
 # A miss costs minutes on a real model, and says nothing by itself. `why_miss()` compares what was asked for with the nearest
@@ -487,9 +491,10 @@ for name, patch in INDUCTOR_PATCHES.items():
 
 # %% [markdown]
 # Why each is there:
-# - Inductor's cache asks the trace for the *shape environment* (what is known of each symbol), and the pieces are compiled
-#   after the trace is over. So it is given one that says yes to everything. That is sound only because the engine alone
-#   decides which sizes a piece gets.
+# - What lies in Inductor's cache was compiled under conditions on the symbols ("s is at least 2"). Before a hit Inductor asks the
+#   trace's *shape environment* (what is known of each symbol) whether they hold. But the pieces are compiled after the trace is
+#   over, and there is none: each look-up would fail. So it is given one that says yes to everything. That is sound only because
+#   the engine alone decides which sizes a piece gets.
 # - the pair (hash, path of the generated file) is the *handle*: with it, a second process asks Inductor's cache directly;
 # - Inductor refuses to cache graphs that it finds suspicious; the engine wants them cached.
 #
@@ -672,8 +677,9 @@ for op in (torch.ops.course.note, torch.ops.course.note_by):
 #
 # So far every piece was compiled once, with the number of tokens as a *symbol*: one callable for every batch. Where the
 # number is known, Inductor may leave out masks and loops, and on a GPU it may *measure*: try a dozen block sizes for each
-# product and keep the fastest. That is only worth something if the size will really be this one. So the strategy depends on
-# the shape:
+# product and keep the fastest (*autotuning*). A time that was measured at 8 tokens says nothing about 300, where the work is cut
+# into another number of blocks. So measuring is only worth something if the size will really be this one, and the strategy
+# depends on the shape:
 
 # %%
 strategies = {}
@@ -701,8 +707,9 @@ price = ranged.to_frame().drop_duplicates("key").groupby("shape", sort=False)["c
 price.rename(columns={"count": "different pieces", "sum": "seconds (general: loaded)"}).round(2)
 
 # %% [markdown]
-# The article's engine compiled a static size when it first met it. `compile_at="first_hit"` does that here. **What do you
-# expect** of the first three steps of four tokens: which of them is slow?
+# The article's engine compiled a static size when it first met it. `compile_at="first_hit"` does that here. One exception: the very
+# first run takes the general callable, whatever its size. It is the engine's trial run at the start, and which sizes will be served
+# cannot be learnt from it. **What do you expect** of the first three steps of four tokens: which of them is slow?
 
 # %%
 import time

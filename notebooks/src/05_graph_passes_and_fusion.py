@@ -309,8 +309,11 @@ cgkit.claim(
 # ## 5 · fix_functionalization
 #
 # Our operators write into an `out` parameter that the caller allocates. Before Inductor sees a graph, torch makes it
-# *functional*: such a call becomes `auto_functionalized(op, ...)`, which writes nothing and returns new tensors. Read
-# literally, each one copies what it would have written. The pass turns them back where nobody can tell the difference:
+# *functional*, that is, free of writes. In such a graph only who takes what from whom counts, so operators may be moved and fused
+# without asking who overwrites what. Such a call becomes `auto_functionalized(op, ...)`, which writes nothing and returns new
+# tensors. Read literally, each one copies what it would have written: for training, which needs the old values for its gradients, that
+# is right, and for serving it is memory traffic for nothing. The pass turns the calls back where nobody can tell the difference, that is,
+# where nobody reads the old contents of the buffer afterwards:
 
 # %%
 from cgkit.splitting import register_op
@@ -334,8 +337,9 @@ graph = cgkit.split_graph(cgkit.trace(Doubles(), torch.ones(4, 16), dynamic_arg_
 preview_passes(graph, ["fix_functionalization"])["submod_0"][0]
 
 # %% [markdown]
-# On a whole Llama whose layers are all operators of ours (norm, rotary, activation, attention) there are 6 a layer and the
-# last norm. The article says that leaving them functional, as torch's default (*V2*) does, turns each write into a copy.
+# On a whole Llama whose layers are all operators of ours (two norms, rotary, activation, attention; *rotary* turns queries and keys
+# by an angle that depends on the position) there are 5 a layer and the last norm. The article says that leaving them functional,
+# as torch's default (*V2*) does, turns each write into a copy.
 # **What do you expect**: how many copies are left with V2, and how many with the pass?
 
 # %%
@@ -344,7 +348,7 @@ cost = functionalization_cost(operators, num_tokens=8)
 cost.to_frame()[["variant", "wrapped", "written", "written_bytes", "copies", "copied_bytes"]]
 
 # %% [markdown]
-# `written` is what would be copied if nothing were undone (13 tensors, 15 KB for eight tokens); `copies` is what is really left
+# `written` is what would be copied if nothing were undone (11 tensors, 15 KB for eight tokens); `copies` is what is really left
 # when Inductor is finished.
 #
 # The pass is still needed for the fusions, whose patterns speak the first version's language. And the first version *without*
@@ -440,7 +444,7 @@ pd.DataFrame({name: {"mean": float(d.abs().mean()), "largest": float(d.abs().max
 # model says so, as eager does; Inductor keeps float32 inside a kernel and leaves those roundings out. So the fused graph is
 # to be judged beside eager. (The tests hold it against float64: at most 1.1 times as far off as the worse of the two.)
 #
-# And what one run of a piece starts, on this CPU:
+# And what one run of a piece starts, on this machine:
 
 # %%
 columns = ["piece", "own_kernels", "extern_kernels", "operators", "kernels"]
@@ -467,7 +471,8 @@ if recorded is not None:
 
 # %% [markdown]
 # Inductor makes that fusion itself, since it sees the quantisation as plain operators. A gain has to come from where norm and
-# quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9.
+# quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9. Attention is such a wall. So
+# compare `whole, all` with `whole, off`: nothing is cut there, and the attention kernel itself quantises what it writes.
 
 # %%
 if recorded is not None:
@@ -505,7 +510,7 @@ if recorded is not None:
     print(f"whole, off - whole, all: {(counted['whole, off'] - counted['whole, all']) / table:.2f} tables")
 
 # %% [markdown]
-# All of it is the embedding table, which the count takes for read whenever a kernel has the look-up fused into it; sixteen
+# Nearly all of it is the embedding table, which the count takes for read whenever a kernel has the look-up fused into it; sixteen
 # tokens really read sixteen rows. Without it, the passes move as many bytes as none. A number that falls while the time
 # stays is to be asked what it counts.
 #

@@ -82,6 +82,15 @@ decode.loc[1, ["wall_ms", "cpu_ms", "gpu_busy_ms", "kernels"]].loc[["eager", "co
 # The columns: how long the step took, how long the host was busy with it, how long the GPU was, and how many kernels it ran.
 # Look at the last two: the compiled step and the recorded ones run **as many kernels in the same time**. All that was gained
 # is the host's time. The eager row has more kernels because nothing is fused there.
+#
+# `torch.compile` can do all of this by itself, with `mode="reduce-overhead"`: it traces, compiles and records. Why does an engine not
+# take it? For four reasons:
+# - it keeps the guards, and looks at them and at where each input lies at every call;
+# - each new size is traced or recorded when it first comes, so a request waits for it;
+# - it records what was traced, attention with it, and attention depends on more than shapes (notebook 03);
+# - it decides by itself what is recorded when, and which memory that takes. An engine has to know both beforehand.
+#
+# What the first of these costs:
 
 # %%
 compiled_ms, graph_ms = (decode.loc[(1, mode), "wall_ms"] for mode in ("compiled", "FULL_AND_PIECEWISE"))
@@ -495,6 +504,9 @@ print(f"          after a warm-up: {warm_graph.num_nodes()} call,  the table hol
 # reads the table finds rubbish. Real set-up of this kind: Triton compiles a kernel at its first call, cuBLAS asks for its
 # workspace, a library loads its code. The first of these would even fail: it waits for the device, which section 9 forbids.
 #
+# The warm-up runs in the mode NONE. In any other the wrappers would meet a new key and record at once, and the set-up would be in the
+# recording after all.
+#
 # How many warm-ups are there really? The operator below notes each call from Python. It stands between two pieces, where
 # nothing is recorded, so it runs at each warm-up and at each recording:
 
@@ -640,10 +652,10 @@ parts[["module", "plan", "full"]].round(1).astype(object).fillna("")
 # Read it from top to bottom.
 # - *Attention launches* shrink most: a plan holds each launch with its arguments in place, and no Python has to collect them.
 # - *Graph replays* shrink a little: the driver's own call instead of torch's wrapper around it.
-# - *Wrapper* and *stitching code* vanish. What comes instead is *one address check* for the whole step, longer than one
-#   wrapper's, shorter than 17 of them.
+# - *Wrapper* and *stitching code* vanish. What comes instead is *one address check* for the whole step. It compares the
+#   attention's metadata as well, and takes about as long as the wrappers' 17 look-ups and checks together.
 # - *Input preparation and copies* stay the same on every path: the tokens must get into the buffers.
-# - **full** has one replay, no attention launches, and the least of everything.
+# - **full** has one replay and no attention launches, and is the shortest by far.
 #
 # ### And does the whole step get faster?
 # Only as far as the host was what the step waited for. Move the batch size. (Where no kernel runs, the picture below the

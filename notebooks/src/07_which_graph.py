@@ -73,7 +73,14 @@ article.to_frame([3, 9, 33, 250, 256, 257])
 # Mind the two ratios. *Waste of real* divides the padding by the tokens that were asked for; *waste of padded* by those that run.
 # 33 to 40 is 21 % by the first and 17.5 % by the second. Both are in use, so a chart must name its divisor.
 #
-# 257 is above the largest size. It runs compiled, without a graph: no padding, and the whole price of the launches.
+# Why are the steps finer at the bottom? Because waste is relative. Seven rows of padding are little beside 249, and seven times what was
+# asked for beside 1. And decode steps are often small: as many tokens as there are requests at that moment.
+#
+# What do the padding rows do? They are computed like the others, and nobody reads what comes out. They belong to no request and have
+# no place in the KV cache, so attention stores nothing of theirs where a request would find it.
+#
+# 257 is above the largest size. It runs compiled, without a graph: no padding, and the whole price of the launches. (Where several GPUs
+# share each layer, which is called *tensor parallelism*, engines pad it to a multiple of the number of GPUs.)
 #
 # How is the size found? Not by searching: a table made beforehand has one entry for each batch size.
 
@@ -175,7 +182,10 @@ Picture(expected.plot("padded"))
 #
 # Two kinds of batch come. A **decode** batch: every request has one new token. A **mixed** batch: some requests bring a whole
 # prompt. The shape "40 tokens" fits both, but attention's work does not. In a decode batch it is always one query a request. In a
-# mixed batch it depends on how the 40 tokens fall on requests, and a *whole* graph would freeze one such split.
+# mixed batch it depends on how the 40 tokens fall on requests, and a *whole* graph freezes what the host decides from one such split: which
+# kernel is started, and how it is laid out. (How long each request is changes in a decode batch too. An attention that may be
+# recorded reads that from a tensor at a fixed address, which is filled anew before each step: notebook 03. In the mode FULL
+# mixed batches are recorded whole as well, with a kernel that is laid out for any split. Not every attention has one.)
 #
 # A *piecewise* graph leaves attention out, so it serves both. A whole (*full*) graph is cheaper. Hence five modes:
 
@@ -267,9 +277,11 @@ key = BatchDescriptor(num_tokens=8, uniform_decode=True)
 print(key._fields, key, "-> relaxed:", key.non_uniform)
 
 # %% [markdown]
-# `num_tokens` counts *after* padding. `uniform_decode` says that every request has one new token: then a graph may hold the
-# attention kernel made for decode. The *dispatcher* tries, in this order: a FULL graph of this very key; a FULL graph for any
-# batch of the size (the *relaxed* key); a PIECEWISE graph for any batch; none.
+# `num_tokens` counts *after* padding, since that is what the shapes of all operators depend on. `uniform_decode` says that every
+# request has one new token: then a graph may hold the attention kernel made for decode. The *dispatcher* tries, in this order: a
+# FULL graph of this very key; a FULL graph for any batch of the size (the *relaxed* key); a PIECEWISE graph for any batch; none.
+# A decode batch may take a graph for any batch: its general kernel gives the same result, a little slower, and any replay is
+# cheaper than none. The other way round is wrong, since the decode kernel knows only one query a request.
 #
 # **What do you expect?** FULL_AND_PIECEWISE, whole graphs for decode up to 8. Which graph does a decode batch of 16 get?
 

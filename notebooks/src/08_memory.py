@@ -300,10 +300,11 @@ print(f"recorded on {real.attrs['recorded']}\n{ends.map(human_bytes).to_string()
 Picture(memory_charts.orders(real[real["run"] != "first of the process"], about))
 
 # %% [markdown]
-# Both orders end at the same few MiB. Nothing is wrong with the argument; the *granularity* is coarser. PyTorch's CUDA allocator
-# takes segments of 2 MiB for all blocks up to 1 MiB (and of 20 MiB for blocks above, up to 10 MiB). All blocks of a decode step of
-# 64 tokens are small ones, and they fit into two segments in either order. The order matters when blocks are larger than a
-# segment: wide models, sizes of hundreds of tokens. Recording from large to small is still right, since it costs nothing.
+# Both orders end at the same number of MiB. Nothing is wrong with the argument; the *granularity* is coarser. PyTorch's CUDA allocator
+# takes segments of 2 MiB for all blocks up to 1 MiB (and of 20 MiB for blocks above, up to 10 MiB). The small blocks of a decode step of
+# 64 tokens fit into one or two segments of 2 MiB in either order. If a block is larger than 1 MiB, one segment of 20 MiB comes with it,
+# in either order too. The order matters when the blocks that are alive at once no longer fit into such segments: wide models, sizes of
+# hundreds of tokens. Recording from large to small is still right, since it costs nothing.
 
 # %%
 saved = 1 - ways["small to large"] / ways["owned outputs"]

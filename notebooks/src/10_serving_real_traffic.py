@@ -148,8 +148,8 @@ equal = sum(list(together[name]) == list(answer) for name, answer in zip(names, 
 print(f"{crowded.num_preemptions} preemptions; {equal} of {len(prompts)} answers are token for token the same as alone")
 
 # %% [markdown]
-# (In float32, as on the CPU here. In bfloat16 a batch of another size may round the last bit of a product differently, and where two tokens are nearly
-# equally likely that can decide between them.)
+# (One can count on that in float32, as this notebook has it on a CPU. In bfloat16, as on a GPU, a batch of another size may round the last bit of a product
+# differently, and where two tokens are nearly equally likely that can decide between them. It need not happen.)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 4 · Requests that arrive over time
@@ -207,7 +207,7 @@ cgkit.claim(
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 5 · The same traffic, by a GPU's clock
 #
-# On a CPU the three modes differ by nothing worth knowing. But *whom* a step serves depends on how long the steps before took. So let the engine serve for real and let a
+# With so tiny a model, or on a CPU, the three modes tell nothing about a real service. But *whom* a step serves depends on how long the steps before took. So let the engine serve for real and let a
 # clock decide when a step is over: `StepClock` moves by what an H200 took for a step of the same mode and size (8B shape, recorded). Batches, queues and latencies are then what
 # that GPU would have had, as far as a step's time depends on mode and size alone.
 #
@@ -276,7 +276,7 @@ print(f"milliseconds a step, {decode_cost.source}")
 decode_cost.to_frame()
 
 # %% [markdown]
-# From 1 to 32 tokens the replayed step grows by a few per cent. So a coarse list is cheap where sizes are small. What is *not* cheap is to have no graph at all (`uncaptured`): nearly twice the time. **Which
+# From 1 to 32 tokens the replayed step grows by a few per cent. So a coarse list is cheap where sizes are small. What is *not* cheap is to have no graph at all (`uncaptured`): about twice the time at 8 and 32 tokens, more at 1. **Which
 # sizes are worth recording is decided by where the histogram ends, more than by how fine the list is.**
 
 # %% [markdown] slideshow={"slide_type": "slide"}

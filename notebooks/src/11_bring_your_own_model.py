@@ -200,8 +200,10 @@ captured
 
 # %% [markdown]
 # Six rows were copied into a buffer of eight, the graphs of 8 were replayed, and six rows were handed out. What the two padding
-# rows hold is nobody's business *as long as rows do not mix forwards*. Here a row sees only rows before it. A model
-# that takes a mean over all rows would be wrong, and no error would tell: then the number of real rows has to be an input of yours.
+# rows hold is nobody's business *as long as no row reads a later one*. Here a row sees only rows before it. A model
+# that takes a mean over all rows would be wrong, and no error would tell at the call. (The doctor of part 4 tells beforehand: it
+# runs the model with and without padding, and calls the difference `mixed-rows`.) Then the number of real rows has to be an
+# input of yours.
 #
 # The pieces, with the cuts in their own colour:
 
