@@ -1,7 +1,8 @@
 """Makes the notebooks out of their sources: ``python notebooks/run.py 04 05`` (without numbers: all of them).
 
 ``src/NN_name.py`` (percent format) is what is written by hand; ``NN_name.ipynb`` is that, run from top to bottom on
-this machine, with its outputs; ``scrub.py`` takes the machine's folders out of them. Whoever edits a notebook in Jupyter instead: ``jupytext --sync`` carries it back.
+this machine, with its outputs; ``scrub.py`` takes the machine's folders out of them. Whoever edits a notebook in
+Jupyter instead: ``jupytext --sync`` carries it back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Takes out of the notebooks' outputs where they were made: ``python notebooks/scrub.py 09`` (no numbers: all of them).
 
-A warning names the file that warns, an error the line that raised, and both say in which folder somebody's machine keeps
-it. No reader has that folder, and with it two runs of one source differ. ``run.py`` scrubs whatever it writes; this
-command does the same to the files that are there. Nothing else of an output changes.
+A warning names the file that warns, an error the line that raised, and both say in which folder somebody's machine
+keeps it. No reader has that folder, and with it two runs of one source differ. ``run.py`` scrubs whatever it writes;
+this command does the same to the files that are there. Nothing else of an output changes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,12 @@ def test_all_else_stays(scrub, said):
 def test_outputs_and_widgets_are_scrubbed_and_sources_and_pictures_are_not(scrub):
     path, short = "/srv/check out/a.py", "./a.py"
     cell = nbformat.v4.new_code_cell(path)
-    data = {"text/html": path, "image/png": path, "image/svg+xml": path, "application/json": {"at": [path, 3]}}
+    data = {
+        "text/html": path,
+        "image/png": path,
+        "image/svg+xml": path,
+        "application/json": {"at": [path, 3]},
+    }
     cell.outputs = [
         nbformat.v4.new_output("display_data", data),
         nbformat.v4.new_output("stream", name="stderr", text=path),
@@ -66,7 +71,12 @@ def test_outputs_and_widgets_are_scrubbed_and_sources_and_pictures_are_not(scrub
     notebook.metadata["widgets"] = {"state": {"outputs": [{"text": path}]}}
     scrub["scrub"](notebook, Path("/srv/check out"))
     shown, stream, error = cell.outputs
-    assert shown.data == {"text/html": short, "image/png": path, "image/svg+xml": short, "application/json": {"at": [short, 3]}}
+    assert shown.data == {
+        "text/html": short,
+        "image/png": path,
+        "image/svg+xml": short,
+        "application/json": {"at": [short, 3]},
+    }
     assert stream.text == error.evalue == error.traceback[0] == short
     assert notebook.metadata.widgets == {"state": {"outputs": [{"text": short}]}}
     assert cell.source == notebook.cells[1].source == path

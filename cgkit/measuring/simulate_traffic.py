@@ -91,7 +91,11 @@ class SimulatedTraffic(Shown):
     def __repr__(self) -> str:
         mixed = sum(count for (kind, _), count in self.counts.items() if kind == "mixed")
         busy = self.busy_s / self.end_s if self.end_s else 0.0
-        span = f"{self.end_s / 3600:.2f} simulated hours" if self.end_s >= 360 else f"{self.end_s:.1f} simulated s"
+        span = (
+            f"{self.end_s / 3600:.2f} simulated hours"
+            if self.end_s >= 360
+            else f"{self.end_s:.1f} simulated s"
+        )
         return (
             f"SimulatedTraffic: {self.requests:,} requests in {self.steps:,} steps ({mixed:,} with prefill), "
             f"{self.generated_tokens:,} tokens generated\n"

@@ -247,15 +247,18 @@ _CHANGES = {
     "kept": "color:#777",
 }
 
+#: A line too long for the page goes on below, set in; the mark at its beginning stands alone.
+_WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere;padding-left:4ch;text-indent:-4ch"
+
 
 def pass_report(artefact: Any) -> str:
     """What a pass took away and put in, line by line, in the order of the graph."""
     lines = [
-        f'<div style="{_CHANGES[change]}">{mark} {escape(line)}</div>'
+        f'<div style="{_CHANGES[change]};{_WRAPPED}">{mark} {escape(line)}</div>'
         for change, line in artefact.to_frame().itertuples(index=False)
         for mark in [{"added": "+", "removed": "-"}.get(change, "&nbsp;")]
     ]
-    style = "font-family:monospace;font-size:11px;white-space:pre;overflow-x:auto;max-height:420px"
+    style = "font-family:monospace;font-size:11px;max-height:420px;overflow-y:auto"
     diff = f'<div style="{style}">{"".join(lines)}</div>' if lines else "<p>the graph is as it was</p>"
     notes = "".join(f"<li>{escape(note)}</li>" for note in artefact.notes)
     head, *_ = repr(artefact).splitlines()

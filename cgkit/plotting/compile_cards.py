@@ -30,7 +30,8 @@ table.cg-diff td.cg-sign{font-weight:700;width:1.2em;text-align:center!important
 .cg-diff tr.cg-changed td{background:#e69f0033}.cg-diff tr.cg-only-left td{background:#d55e0028}
 .cg-diff tr.cg-only-right td{background:#0072b228}.cg-diff tr.cg-equal td{opacity:.75}
 .cg-diff tr.cg-wrong td{background:#d55e0030;font-weight:600}table.cg-diff .cg-num{text-align:right!important}
-.cg-code{max-height:32em;overflow:auto;font:12px/1.45 ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}
+pre.cg-code{max-height:32em;overflow:auto;
+font:12px/1.45 ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace!important}
 .cg-two{display:grid;grid-template-columns:repeat(auto-fit,minmax(360px,1fr));gap:1em}
 </style>"""
 

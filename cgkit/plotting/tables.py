@@ -104,7 +104,9 @@ def table(
         for i, column in enumerate(columns)
     )
     body = [
-        "<tr>" + "".join(f"<td{_right(numeric[i])}>{_html(text, chars)}</td>" for i, (text, _) in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{_right(numeric[i])}>{_html(text, chars)}</td>" for i, (text, _) in enumerate(row))
+        + "</tr>"
         for row in cells
     ]
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
@@ -152,4 +154,5 @@ NOTEBOOK_CSS = """<style>
 .cg-show .cg-table .cg-num{text-align:right;font-variant-numeric:tabular-nums}
 .cg-show .cg-facts{display:flex;flex-wrap:wrap;gap:.2em 1.6em;margin:.2em 0 .5em}
 .cg-show .cg-facts b{font-weight:600}
+.cg-show pre{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace!important}
 </style>"""

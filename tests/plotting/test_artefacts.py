@@ -1,11 +1,13 @@
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 from cgkit.capturing import CaptureSizes
 from cgkit.counters import CompilationCounter
 from cgkit.display import Shown
+from cgkit.plotting import artefacts
 from tests.plotting import frames
 
 
@@ -53,3 +55,18 @@ def test_a_picture_that_fails_leaves_the_text():
 def test_nothing_is_drawn_before_something_is_shown():
     code = "import cgkit, cgkit.counters, sys; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_long_line_of_a_diff_is_not_cut_off():
+    class Report:
+        notes = ()
+
+        def to_frame(self):
+            return pd.DataFrame([("kept", "a"), ("removed", "b" * 400)], columns=["change", "line"])
+
+        def __repr__(self):
+            return "noop: matched 1"
+
+    html = artefacts.pass_report(Report())
+    assert "white-space:pre;" not in html and "overflow-x" not in html.split("</style>")[1]
+    assert html.count("white-space:pre-wrap;overflow-wrap:anywhere") == 2  # one a line

@@ -1,5 +1,7 @@
 """Pictures of hazards: what the frame says is what is drawn."""
 
+import itertools
+
 import pandas as pd
 
 from cgkit.hazards import KINDS
@@ -63,11 +65,18 @@ def test_every_kind_of_harm_has_a_look():
 
 
 def test_names_of_tools_do_not_touch():
-    tools = ["doctor", "explain_cache", "dispatcher.explain", "counters_table", "the recording itself", "debug=True"]
+    tools = [
+        "doctor",
+        "explain_cache",
+        "dispatcher.explain",
+        "counters_table",
+        "the recording itself",
+        "debug=True",
+    ]
     tools += ["predict_pool", "the dump itself"]
     rows = [(f"overwritten-output-{number}", "slow", tool) for number, tool in enumerate(tools)]
     ax = hazard_charts.museum(pd.DataFrame(rows, columns=["id", "kind", "tool"]))
     ax.figure.draw_without_rendering()
     extents = [label.get_window_extent() for label in ax.get_xticklabels()]
     assert len(extents) == len(tools)
-    assert all(a.x1 + 2 < b.x0 for a, b in zip(extents, extents[1:]))
+    assert all(a.x1 + 2 < b.x0 for a, b in itertools.pairwise(extents))

@@ -56,6 +56,6 @@ def test_a_long_text_is_cut_in_a_terminal_and_has_a_tooltip_on_a_page():
 
 def test_short_times_show_digits():
     html = table(pd.DataFrame({"seconds": [0.0, 0.00132, 1.5], "total_s": [0.0204, 7.0, 0.5]}))
-    assert "<td class=\"cg-num\">0.0013</td>" in html and "<td class=\"cg-num\">0.0204</td>" in html
-    assert "<td class=\"cg-num\">0.00</td>" in html and "<td class=\"cg-num\">1.50</td>" in html
+    assert '<td class="cg-num">0.0013</td>' in html and '<td class="cg-num">0.0204</td>' in html
+    assert '<td class="cg-num">0.00</td>' in html and '<td class="cg-num">1.50</td>' in html
     assert [human_seconds(s) for s in (0, 2.738, 0.0042, 0.00085)] == ["0.00 s", "2.74 s", "4.2 ms", "850 µs"]
