@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-#: Part -> colour and hatching, in the order of the stack.
+#: Part -> colour and hatching, in the order of the stack. Dots are sparse: dense ones are most of an SVG.
 LOOKS: dict[str, tuple[str, str]] = {
     "attention launches": ("#e69f00", ""),
     "operator dispatch": ("#f0e442", "//"),
     "graph replays": ("#0072b2", ""),
-    "address check": ("#56b4e9", ".."),
+    "address check": ("#56b4e9", "."),
     "wrapper": ("#009e73", "--"),
     "weights fetch": ("#d55e00", "\\\\"),
     "stitching code": ("#cc79a7", "||"),
     "entry": ("#8fb9d6", "xx"),
     "input copies": ("#999999", "++"),
     "input preparation": ("#c9c9c9", "--"),
-    "input slices": ("#e3e3e3", ".."),
-    "dispatcher": ("#5e3c99", "oo"),
+    "input slices": ("#e3e3e3", "."),
+    "dispatcher": ("#5e3c99", "o"),
     "forward context": ("#b2abd2", "\\\\"),
     "unexplained": ("#57606a", "xx"),
 }
