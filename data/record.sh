@@ -41,7 +41,7 @@ step() { # NAME SECONDS COMMAND...: one step, its output in NAME.txt, its exit s
 bench() { name=$1; limit=$2; shift 2; step "$name" "$limit" python3 -m cgkit bench "$@"; }
 ALL="tests launch modes tuned headline:llama-3.2-1b headline:llama-3.1-8b headline:opt-125m host:llama-3.2-1b
   static:llama-3.2-1b static:llama-3.1-8b passes:llama-3.2-1b custom_ops:llama-3.2-1b startup:llama-3.2-1b kernels
-  engine:llama-3.2-1b serve:llama-3.2-1b seeing events_off tour notebooks"
+  engine:llama-3.2-1b serve:llama-3.2-1b boundaries ledgers:llama-3.2-1b hazards seeing events_off tour notebooks"
 for part in ${PARTS:-$ALL}; do
   shape=; case $part in *:*) shape=${part#*:} ;; esac
   case $part in
@@ -61,13 +61,16 @@ for part in ${PARTS:-$ALL}; do
     passes:*) bench "passes-$shape" 240 passes --shape "$shape" --batches 1 32 --json --csv "$out/h200-bench-passes.csv" ;;
     custom_ops:*) bench "custom-ops-$shape" 180 custom-ops --shape "$shape" --batches 1 32 --json \
         --csv "$out/h200-bench-custom-ops.csv" ;;
-    startup:*) bench "startup-$shape" 180 startup --models "$shape" --warm 1 --json --csv "$out/h200-bench-startup.csv" ;;
+    startup:*) bench "startup-$shape" 240 startup --models "$shape" --warm 1 --json --csv "$out/h200-bench-startup.csv" ;;
     kernels) bench kernels 100 kernels --json --csv "$out/h200-bench-kernels.csv" ;;
     engine:*) bench "engine-$shape" 120 engine --shape "$shape" --batches 1 8 32 --json --csv "$out/h200-bench-engine.csv" ;;
-    serve:*) bench "serve-$shape" 200 serve --shape "$shape" --synthetic 256 --json --csv "$out/h200-bench-serve.csv" \
+    serve:*) bench "serve-$shape" 300 serve --shape "$shape" --synthetic 256 --json --csv "$out/h200-bench-serve.csv" \
         --steps-csv "$out/h200-bench-serve-steps.csv" --histogram "$out/h200-bench-serve-histogram.csv" ;;
     seeing) step seeing 400 python3 data/record_seeing.py "$out/seeing" ;;
     events_off) bench events_off 90 events-off --json ;;
+    boundaries) bench boundaries 60 boundaries --json --csv "$out/h200-bench-boundaries.csv" ;;
+    ledgers:*) bench ledgers 90 ledgers --shape "$shape" --batch 1 --json --csv "$out/h200-bench-ledgers.csv" ;; # alone on the machine
+    hazards) step hazards 200 python3 -m cgkit hazards run --device cuda --json --csv "$out/h200-hazards.csv" ;;
     launch) step launch 60 python3 -m cgkit.kernels.bench ;;
     tour) step tour 240 python3 -m cgkit tour --json --out "$out/tour.html" ;;
     notebooks*) # needs jupytext, nbclient, ipykernel
