@@ -254,6 +254,7 @@ def _drawn(about: dict[str, Any]) -> Any:
 
 def _shown(frame: Any) -> Any:
     """The columns of the terminal's table: the others are in the CSV."""
-    hidden = ["ttft_p90_ms", "tpot_p90_ms", "total_p90_ms", "wall_s", "dropped_tokens", "refused"]
+    hidden = ["ttft_p90_ms", "tpot_p90_ms", "total_p90_ms", "wall_s", "dropped_tokens"]
+    hidden += ["refused"] if not frame["refused"].any() else []
     hidden += [name for name in ("round",) if frame[name].nunique() == 1]
     return frame.drop(columns=hidden)

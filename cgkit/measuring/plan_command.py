@@ -164,7 +164,9 @@ def run(args: argparse.Namespace) -> PlanResult:
         "memory": {"source": memory.source, "each_bytes": memory.each_bytes(1)},
         "waste_of": "padded tokens (waste_of_real: real tokens)",
     }
-    result = PlanResult(comparison, traffic, about, _notes(args, cost, memory, comparison, default, per_size))
+    result = PlanResult(
+        comparison, traffic, about, _notes(args, cost, memory, comparison, default, per_size, histogram)
+    )
     if out is not None:
         _write(result, out)
         result.out = out
@@ -274,6 +276,7 @@ def _notes(
     found: SizesComparison,
     default: bool,
     per_size: int,
+    histogram: Any,
 ) -> list[str]:
     """What a reader must know before believing a number."""
     notes = []
@@ -309,11 +312,21 @@ def _notes(
             f"the largest planned size is {found.plan.sizes[-1]}: if more than that ever run at once, they run "
             f"without a graph (--max-num-seqs is {args.max_num_seqs})"
         )
+    if found.plan.mode != "FULL_DECODE_ONLY" and _mixed(histogram):
+        notes.append(
+            "the plan counts steps with prompts in them too, and the lists of SGLang and TensorRT-LLM are for decode "
+            "steps: for their options take --mode FULL_DECODE_ONLY"
+        )
     if args.trace:
         notes.append(
             "batches are simulated (a queue without KV-cache limits, a step as long as its replayed graph)"
         )
     return notes
+
+
+def _mixed(histogram: Any) -> bool:
+    """Whether steps with prompts in them are counted, as far as the histogram tells."""
+    return "kind" in histogram and bool((histogram["kind"] == "mixed").any())
 
 
 def _picture(out: str | None) -> Path | None:

@@ -109,14 +109,14 @@ def serve_traffic(
     """Serves all of ``trace``; prompts are random tokens of ``seed``, answers exactly as long as the trace says.
 
     Raises:
-        ConfigError: the engine is serving already, or keeps reports of too few steps.
+        ConfigError: the engine is serving already, keeps reports of too few steps, or refuses every request.
     """
     if engine.has_work:
         raise ConfigError("the engine is serving requests: let them finish (or close() it) before a trace")
     engine.reports.clear()
     total, part = len(trace), max(len(trace) // 100, 1)
     first, last = [float("nan")] * total, [float("nan")] * total
-    refused, counts, done = [False] * total, [0] * total, 0
+    refused, counts, done, why = [False] * total, [0] * total, 0, ""
     before = engine.num_steps
     began = clock()
     for output in engine.serve(_arrivals(engine, trace, seed), clock=clock, sleep=sleep):
@@ -127,12 +127,14 @@ def serve_traffic(
                 first[number] = now
         if output.finished:
             last[number], refused[number] = now, output.finish_reason == "refused"
-            done += 1
+            why, done = why or output.error, done + 1
             if done % part == 0 and done < total:
                 events.emit(
                     events.Progress(f"serving {label}", done, total, f"{engine.num_steps - before:,} steps")
                 )
     wall = clock() - began
+    if all(refused):
+        raise ConfigError(f"none of the {total:,} requests can be served. The first: {why}")
     events.emit(events.Progress(f"serving {label}", total, total, f"{engine.num_steps - before:,} steps"))
     if len(engine.reports) < engine.num_steps - before:
         raise ConfigError(

@@ -127,6 +127,10 @@ def test_prefill_in_a_histogram_is_not_replayed_under_full_decode_only(tmp_path,
     facts = json.loads(run(capfd, "--histogram", path, "--mode", "FULL_DECODE_ONLY", "--json")[1])
     assert facts["plan"]["sizes"] == [8] and facts["plan"]["captured_steps"] == 0.6
     assert facts["ladders"]["vllm-0.33"]["sizes"][-1] == 256
+    assert not any("TensorRT-LLM" in note for note in facts["notes"])
+    both = json.loads(run(capfd, "--histogram", path, "--json")[1])
+    assert both["plan"]["sizes"] == [8, 300]
+    assert any("TensorRT-LLM are for decode steps" in note for note in both["notes"])
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".html"])

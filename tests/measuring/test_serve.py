@@ -93,6 +93,15 @@ def test_requests_that_do_not_fit_are_refused_and_counted(runner):
     result = serve_traffic(Engine(runner), trace)
     assert list(result.requests["refused"]) == [True, False]
     assert result.summary()["refused"] == 1 and result.summary()["requests"] == 1
+    rows = pd.DataFrame([result.summary() | {"round": 1}, result.summary() | {"round": 1, "refused": 0}])
+    assert "refused" in bench_serve._shown(rows) and "refused" not in bench_serve._shown(rows.tail(1))
+
+
+def test_a_trace_of_which_nothing_can_be_served_is_an_error_with_the_reason(runner):
+    engine = Engine(runner)
+    with pytest.raises(ConfigError, match=r"none of the 2 requests .*90 tokens"):
+        serve_traffic(engine, RequestTrace([0.0, 0.0], [90, 70], [2, 2]))
+    assert serve_traffic(engine, TRACE).summary()["requests"] == 5
 
 
 def test_the_histogram_is_what_plan_reads(runner, tmp_path):

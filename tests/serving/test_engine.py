@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from cgkit import Engine, compilation_counter, events
+from cgkit import BatchDescriptor, Engine, compilation_counter, events
 from cgkit.config import CompilationConfig
 from cgkit.errors import ServingError
 from cgkit.serving.device_queue import LateQueue
@@ -301,6 +301,13 @@ def test_every_step_says_what_it_was():
     with events.record(events.EngineStepRan, events.StepRan) as log:
         serve(engine, requests_of())
     frame = engine.to_frame()
+    for each in engine.reports:
+        assert each.descriptor == BatchDescriptor(each.route.num_tokens, each.uniform)
+        if each.route.key is None:
+            assert each.route.mode.name == "NONE" and not each.tried[-1].endswith("taken")
+        else:
+            kind = "decode" if each.route.key.uniform_decode else "any"
+            assert each.tried[-1] == f"{each.route.mode.name}({each.route.num_tokens}, {kind}): taken"
     assert len(frame) == len(engine.reports) and len(log) == 2 * len(frame)
     assert frame["step"].is_monotonic_increasing and frame["new_tokens"].sum() == sum(ANSWERS)
     assert frame["admitted"].sum() == len(LENGTHS) + engine.num_preemptions
