@@ -9,10 +9,12 @@ called for the first time.
 from __future__ import annotations
 
 import dis
+import linecache
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -206,8 +208,9 @@ class _GraphTaker:
         """What was taken, with the bytecode that the hook got after it."""
         assert self.graph_module is not None
         code = wrapper.compiled_codes[0]
-        _refuse_global_writes(self.name, code)
-        files = {code.co_filename for code in torch_hooks.traced_code(self.context)}
+        traced_code = torch_hooks.traced_code(self.context)
+        _refuse_global_writes(self.name, code, traced_code)
+        files = {each.co_filename for each in traced_code}
         return TracedGraph(
             model_name=self.name,
             graph_module=self.graph_module,
@@ -275,11 +278,30 @@ def _graph_input(
     )
 
 
-def _refuse_global_writes(name: str, code: Any) -> None:
+def _refuse_global_writes(name: str, code: CodeType, traced_code: Iterable[CodeType]) -> None:
     """The bytecode runs with globals of its own, so that ``global x; x = ...`` would not be seen."""
-    written = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    if written:
-        raise TraceError(
-            f"{name}.forward assigns the global {', '.join(sorted(written))}: compiled code does not run "
-            "that statement at a replay. Return the value instead, or keep it in a register_op operator"
-        )
+    written = {name for name, _ in _global_writes(code)}
+    if not written:
+        return
+    sources = (*traced_code, code)
+    file, line = next(
+        ((each.co_filename, line) for each in sources for _, line in _global_writes(each) if line),
+        (code.co_filename, code.co_firstlineno),
+    )
+    raise TraceError(
+        f"{name}.forward assigns the global {', '.join(sorted(written))}\n"
+        f"  at {file}:{line}\n"
+        f"      {linecache.getline(file, line).strip()}\n"
+        f"  reason: it assigns the global {', '.join(sorted(written))}, and compiled code does not run that statement "
+        "at a replay\n"
+        "  what to do: return the value instead, or keep it in a register_op operator"
+    )
+
+
+def _global_writes(code: CodeType) -> list[tuple[str, int]]:
+    """(name, line) of each global that ``code`` assigns or deletes; line 0 where it is not known."""
+    return [
+        (each.argval, each.positions.lineno or 0 if each.positions else 0)
+        for each in dis.get_instructions(code)
+        if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    ]

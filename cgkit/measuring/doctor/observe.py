@@ -28,6 +28,8 @@ from cgkit.errors import CaptureError, HostReadError
 from cgkit.forward_context import ForwardContext, current_forward_context
 from cgkit.measuring.doctor.findings import at, at_message, stack_of
 from cgkit.measuring.doctor.patient import Patient
+from cgkit.splitting.matching import operator_name
+from cgkit.splitting.values import fake_value
 from cgkit.tensor_trees import tensor_leaves
 from cgkit.torch_hooks import TorchDispatchMode
 from cgkit.tracing.frames import TORCH_FOLDER, Frame, frames_in, user_line
@@ -142,7 +144,7 @@ class _NodeByNode(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.op not in _CALLS:
             return super().run_node(n)
-        recorded = self.recording and self._is_recorded(n)
+        recorded = self.recording and self._is_recorded(n) and not _sets_a_mode(n)
         if recorded and self.records:
             self._record(n)
         self.watch.node, self.watch.only_random = n, self.records or not recorded
@@ -160,7 +162,7 @@ class _NodeByNode(fx.Interpreter):
                 graph, _ = self.platform.record(lambda: super(_NodeByNode, self).run_node(n), pool)
             self._note_outside(n, graph)
             if reads and not self.assignment.is_splitting[self.assignment.piece_of[n]]:
-                sight = Sight(str(n.target), user_line(n), frames=tuple(frames_in(n.stack_trace or "")))
+                sight = Sight(called(n), user_line(n), frames=tuple(frames_in(n.stack_trace or "")))
                 self.seen.context_reads.append(sight)
         except CaptureError as error:
             place = at_message(str(error))
@@ -171,7 +173,7 @@ class _NodeByNode(fx.Interpreter):
             )
             frame = (place["file"], place["line"], place["source"]) if inside else user_line(n)
             kind = self.seen.host_reads if isinstance(error, HostReadError) else self.seen.forbidden
-            sight = Sight(str(n.target), frame, str(error), tuple(frames_in(n.stack_trace or "")))
+            sight = Sight(called(n), frame, str(error), tuple(frames_in(n.stack_trace or "")))
             if sight not in kind:
                 kind.append(sight)
         finally:
@@ -185,10 +187,29 @@ class _NodeByNode(fx.Interpreter):
         for name, tensor in graph.outside():
             if _storage(tensor) not in given and tensor.dim():
                 sight = Sight(
-                    f"{n.target} ({name})", user_line(n), frames=tuple(frames_in(n.stack_trace or ""))
+                    f"{called(n)} ({name})", user_line(n), frames=tuple(frames_in(n.stack_trace or ""))
                 )
                 if all(_storage(tensor) != _storage(other) for _, other in self.seen.outside):
                     self.seen.outside.append((sight, tensor))
+
+
+def called(n: fx.Node) -> str:
+    """What a node calls, in words that are the same in every process: no address of a function is in them."""
+    if isinstance(n.target, (str, torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)):
+        return str(n.target)
+    name = operator_name(n)
+    return n.name if "<locals>" in name else name
+
+
+def _sets_a_mode(n: fx.Node) -> bool:
+    """Whether a node only enters or leaves a mode (autocast, gradients). It is no work of the GPU, and recording it and
+    running it for real would enter the mode twice."""
+    if n.op != "call_function" or isinstance(
+        n.target, (torch_hooks.OpOverload, torch_hooks.OpOverloadPacket)
+    ):
+        return False
+    handled = [*map(fake_value, n.all_input_nodes), fake_value(n)]
+    return next(iter(tensor_leaves(handled)), None) is None
 
 
 class _NotedContext(ForwardContext):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from cgkit.splitting import SplitGraph, split_graph
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
 from cgkit.tracing.arguments import is_constant, signature_of
+from cgkit.tracing.buffer_writes import find_buffer_writes
 from cgkit.tracing.frames import Frame, frames_in
 
 #: "You marked L['x'].size()[0] as dynamic but your code specialized it to be a constant (8)"
@@ -146,6 +148,13 @@ class Patient:
         return dict(bound.arguments)
 
     @property
+    def head(self) -> Frame | None:
+        """The line at which ``forward`` begins."""
+        forward = inspect.unwrap(getattr(self.model.forward, "__func__", self.model.forward))
+        code = getattr(forward, "__code__", None)
+        return (code.co_filename, code.co_firstlineno, "") if code else None
+
+    @property
     def given(self) -> set[str]:
         """The arguments that the example call gives."""
         return set(self.signature.bind(*self.args, **self.kwargs).arguments)
@@ -203,8 +212,9 @@ class Patient:
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """Runs of the model inside leave its parameters, buffers and the random state as they were."""
-        kept = [(tensor, tensor.detach().clone()) for tensor in self.model.buffers()]
+        """Runs of the model inside leave its buffers, the parameters that its trace writes and the random state as they
+        were. Other parameters are not copied: a model without a trace that writes some keeps what it wrote."""
+        kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.buffers(), *self._written)]
         own = [(module._buffers, dict(module._buffers)) for module in self.model.modules()]
         with torch.random.fork_rng(devices=[]), self.in_context():
             try:
@@ -215,6 +225,16 @@ class Patient:
                 for tensor, old in kept:
                     if tensor.shape == old.shape:
                         tensor.copy_(old)
+
+    @functools.cached_property
+    def _written(self) -> list[torch.Tensor]:
+        """The parameters that the trace writes: few models have any."""
+        try:
+            writes = find_buffer_writes(self.traced) if self.traced is not None else []
+        except TraceError:
+            return []
+        known = dict(self.model.named_parameters(remove_duplicate=False))
+        return [known[name] for name in dict.fromkeys(write.name for write in writes) if name in known]
 
     @property
     def device(self) -> torch.device:

@@ -292,3 +292,85 @@ def test_reads_on_the_host_are_found_where_the_emulated_platform_cannot_record(m
     )
     quiet = cgkit.doctor(Keeps(), torch.ones(8, 4), config=config, only=["capture_rules"])
     assert not quiet.of_code("host-sync")
+
+
+class InAutocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.linear(x)
+
+
+def test_a_model_that_sets_a_mode_is_right_and_the_mode_does_not_outlive_the_report():
+    found = report(InAutocast())
+    assert bad(found) == set() and set(found.not_checked) <= {
+        "host_copies"
+    }  # torch has no autocast for "meta"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_parameter_that_forward_writes_is_put_back_and_is_the_only_finding():
+    class WritesParameter(InAutocast):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.linear.bias.data.add_(1)
+            return self.linear(x)
+
+    model = WritesParameter()
+    before = model.linear.bias.detach().clone()
+    assert bad(report(model)) == {
+        ("buffer-write", "error")
+    }  # and no other answer for one row, or for padded ones
+    assert torch.equal(model.linear.bias, before)
+
+
+def test_a_global_that_forward_assigns_has_its_line():
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _noted(x) + 1
+
+    (finding,) = report(Outer(), only=["graph_breaks"])
+    assert (finding.code, finding.line) == ("trace-failed", line_of(_noted, "# assigned"))
+    assert "_latest" in finding.what and finding.source.startswith("_latest = 7")
+    assert finding.fix.startswith("return the value instead")
+
+
+_latest = 0
+
+
+def _noted(x: torch.Tensor) -> torch.Tensor:
+    global _latest
+    _latest = 7  # assigned
+    return x
+
+
+def test_what_is_traced_again_has_the_users_line_though_torch_uses_the_size_first():
+    class Branches(InAutocast):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return y if y.shape[0] <= 8 else y * 2  # branches
+
+    (finding,) = report(Branches(), only=["recompilations"], options={"cudagraph_capture_sizes": [8, 16]})
+    assert (finding.file, finding.line) == (__file__, line_of(Branches, "# branches"))
+
+
+def test_what_a_finding_says_is_the_same_in_every_process():
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.bincount((x[:, 0] > 0).long()).sum() + torch.unique(x).sum()
+
+    found = report(Counts())
+    assert len(found.of_code("host-sync")) >= 1 and "mixed-rows" in found.codes
+    assert not [each.what for each in found if " at 0x" in each.what or "<locals>" in each.what]
+
+
+def test_an_array_of_numpy_is_seen_without_a_gpu():
+    class ToNumpy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.from_numpy(x.numpy() * 2).sum(-1, keepdim=True)
+
+    found = report(ToNumpy(), only=["host_copies"])
+    assert found.not_checked == {} and found.codes == ["host-copy"]
+    assert any("numpy()" in each.what for each in found)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from cgkit.errors import TraceError
-from cgkit.measuring.doctor.findings import Finding
+from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.patient import Patient, cannot
 from cgkit.measuring.doctor.registry import check
 from cgkit.tracing.annotations import infer_dynamic_arg_dims
@@ -19,9 +18,7 @@ def arguments(patient: Patient) -> Iterator[Finding]:
     if patient.traced is None:
         return
     yield from _other_calls(patient)
-    forward = inspect.unwrap(getattr(patient.model.forward, "__func__", patient.model.forward))
-    code = getattr(forward, "__code__", None)
-    where: dict[str, Any] = {"file": code.co_filename, "line": code.co_firstlineno} if code else {}
+    where = at(patient.head)
     yield from _may_be_none(patient, where)
     for name, value in patient.bound.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

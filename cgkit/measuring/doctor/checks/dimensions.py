@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cgkit.measuring.doctor.findings import Finding, at_innermost
+from cgkit.measuring.doctor.findings import Finding, at, at_innermost
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import check
 from cgkit.tracing import infer_dynamic_arg_dims
@@ -41,6 +41,7 @@ def dimensions(patient: Patient) -> Iterator[Finding]:
             "call: cgkit.trace refuses the model as it is, and here it was traced for these sizes only",
             "annotate the tensors (`x: torch.Tensor`), or pass dynamic_arg_dims={'x': 0}",
             again="cgkit.trace(model, *example_inputs)",
+            **at(patient.head),
         )
     sizes = patient.dynamic_sizes
     if len(set(sizes.values())) > 1 and patient.config.mode:

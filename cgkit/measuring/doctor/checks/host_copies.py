@@ -28,6 +28,7 @@ from cgkit.torch_hooks import TorchDispatchMode
 
 _aten = torch.ops.aten
 _THERE = torch.device("meta")
+_TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 @check("host-copy")
@@ -138,7 +139,7 @@ class _Devices(TorchDispatchMode):
 
 
 class _Pins(TorchFunctionMode):
-    """Notes ``pin_memory()``, which needs a GPU."""
+    """Notes ``pin_memory()``, which needs a GPU, and ``numpy()``, which no tensor of a device has."""
 
     def __init__(self, watch: _Devices) -> None:
         super().__init__()
@@ -149,6 +150,10 @@ class _Pins(TorchFunctionMode):
             what = "pin_memory() in forward allocates and copies on the host, and a replay does not repeat it"
             self.watch.note("Tensor.pin_memory()", what)
             return args[0]
+        if func in _TO_NUMPY and args[0].device == _THERE:
+            what = f"{func.__name__}() takes a tensor of the device for one of the CPU: it fails"
+            self.watch.note(f"Tensor.{func.__name__}()", what)
+            return func(torch.zeros(args[0].shape, dtype=args[0].dtype), *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -14,7 +14,7 @@ from cgkit.errors import CgkitError
 from cgkit.forward_context import current_forward_context
 from cgkit.measuring.doctor.compare import difference
 from cgkit.measuring.doctor.findings import Finding, at
-from cgkit.measuring.doctor.observe import graph_inputs, observe
+from cgkit.measuring.doctor.observe import called, graph_inputs, observe
 from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
@@ -55,7 +55,7 @@ def _finding(node: fx.Node | None, differs: str, rows: int) -> Finding:
         "mixed-rows",
         "error",
         f"the result of {rows} tokens is another one if they are padded to {rows + 2} ({differs}): what a batch is "
-        "padded with is in it" + (f", from {node.target} on" if node is not None else ""),
+        "padded with is in it" + (f", from {called(node)} on" if node is not None else ""),
         "work row by row (a sum, a mean, a sort over the tokens mixes them); or mask what is padding, by the metadata "
         "of the step; or record every size that comes (cudagraph_capture_sizes without gaps)",
         again="config.debug = True  # each padded call is compared with forward",

@@ -20,7 +20,7 @@ from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tracing.arguments import Arguments, stand_ins
-from cgkit.tracing.frames import Frame
+from cgkit.tracing.frames import Frame, innermost_outside_torch
 from cgkit.tracing.own_code import with_own_code
 from cgkit.tracing.trace import dims_of_call
 
@@ -154,8 +154,10 @@ def _said(reason: str) -> str:
 
 def _line_of(patient: Patient, reason: str) -> Frame | None:
     """The user's line that a guard's text names; torch keeps only the end of a file's name."""
-    match = _LINE.search(reason)
-    if match is None or patient.traced is None:
+    if patient.traced is None:
         return None
-    file = next((name for name in patient.traced.traced_files if name.endswith(match[1])), match[1])
-    return file, int(match[2]), ""
+    found = []
+    for name, line in _LINE.findall(reason):  # one a use of the size: torch's own come first
+        file = next((each for each in patient.traced.traced_files if each.endswith(name)), name)
+        found.append((file, int(line), ""))
+    return innermost_outside_torch(found)
