@@ -223,3 +223,9 @@ def once(tensor: torch.Tensor) -> torch.Tensor:
 def _pattern_of(dtype: torch.dtype) -> Any:
     """What stands in unwritten integers: bytes of 0x5A; True in flags."""
     return True if dtype is torch.bool else int.from_bytes(b"\x5a" * dtype.itemsize, "little")
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of torch's default generators: of the CPU, and of the current GPU if there is one."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states

@@ -39,9 +39,8 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
-    largest: int | None = (
-        None  # all that was taken for granted is that no symbol is larger; None: nothing, or more
-    )
+    #: All that was taken for granted is that no symbol is larger than this; None: nothing was, or something else too.
+    largest: int | None = None
     reports: PassReports = field(default_factory=PassReports)  # what the graph passes did to it
     loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 

@@ -89,11 +89,7 @@ class PiecewiseBackend:
         self.total_piecewise_compiles = total_piecewise_compiles
         #: The graph that was compiled, and the numbers that its callables take behind the piece's inputs.
         self.lifted = lifted or Lifted(self.graph)
-        self.compiled_graph_for_general_shape = self.lifted.bind(general.runnable)
-        if general.largest is not None and len(self.sym_shape_indices) == 1:
-            self.compiled_graph_for_general_shape = _bounded(
-                self.compiled_graph_for_general_shape, self.sym_shape_indices[0], general.largest, self.name
-            )
+        self.compiled_graph_for_general_shape = self._runnable(general)
         # A piece without a symbolic size is static already.
         sizes = tuple(compile_sizes) if self.sym_shape_indices else ()
         self.compile_sizes: set[int] = set(sizes)
@@ -221,7 +217,7 @@ class PiecewiseBackend:
             if entry.compiled is None:
                 self.lock.check(f"piece {self.name} would be compiled for {size} tokens")
                 entry.compiled = self._compile_for_shape(self, size)
-                entry.runnable = self.lifted.bind(entry.compiled.runnable)
+                entry.runnable = self._runnable(entry.compiled)
                 self.to_be_compiled_sizes.discard(size)
                 self.check_for_ending_compilation()
         return entry.compiled
@@ -243,9 +239,16 @@ class PiecewiseBackend:
             if entry.compiled is None:
                 self.lock.check(f"piece {self.name} would be compiled for {tokens} tokens")
                 entry.compiled = self._compile_for_shape(self, tokens)
-                entry.runnable = self.lifted.bind(entry.compiled.runnable)
+                entry.runnable = self._runnable(entry.compiled)
                 self.check_for_ending_compilation()
         return entry.compiled
+
+    def _runnable(self, compiled: CompiledPiece) -> Runnable:
+        """What is called for the piece: takes its inputs, and refuses sizes that the code cannot count."""
+        runnable = self.lifted.bind(compiled.runnable)
+        if compiled.largest is None or len(self.sym_shape_indices) != 1:
+            return runnable
+        return _bounded(runnable, self.sym_shape_indices[0], compiled.largest, self.name)
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
         """Marks the piece where it runs compiled, without a graph; see :mod:`cgkit.marks`."""
@@ -304,8 +307,7 @@ def _bounded(runnable: Runnable, index: int, largest: int, name: str) -> Runnabl
         if args[index] > largest:
             raise CompileError(
                 f"piece {name} was compiled to count in 32 bits, for at most {largest:,} tokens, and got "
-                f"{args[index]:,}: it would read and write elsewhere. Serve smaller batches, or give the larger ones "
-                "code of their own (compile_ranges)"
+                f"{args[index]:,}: it would read and write elsewhere. Serve smaller batches"
             )
         return runnable(*args)
 

@@ -47,11 +47,16 @@ def apply_custom_ops(model: nn.Module, config: CompilationConfig) -> dict[str, b
 
     To be called before ``model`` is traced. For a model that others hold too there is :func:`custom_ops_as`.
     """
-    decided: dict[str, bool] = {}
-    for module in model.modules():
-        if isinstance(module, CustomOp):
-            module.enabled = decided.setdefault(module.op_name, config.custom_op_enabled(module.op_name))
-    return decided
+    forms = _forms(model, config)
+    for layer, enabled in forms:
+        layer.enabled = enabled
+    return {layer.op_name: enabled for layer, enabled in forms}
+
+
+def _forms(model: nn.Module, config: CompilationConfig) -> list[tuple[CustomOp, bool]]:
+    """Each layer with two forms, and whether ``config`` turns its operator on."""
+    layers = [module for module in model.modules() if isinstance(module, CustomOp)]
+    return [(layer, config.custom_op_enabled(layer.op_name)) for layer in layers]
 
 
 @contextmanager
@@ -60,26 +65,38 @@ def custom_ops_as(model: nn.Module, config: CompilationConfig) -> Iterator[None]
 
     Not for two threads that run one model in two forms at once: a layer has one form at a time.
     """
-    layers = [module for module in model.modules() if isinstance(module, CustomOp)]
-    before = [layer.enabled for layer in layers]
-    apply_custom_ops(model, config)
+    others = _take(_forms(model, config))
     try:
         yield
     finally:
-        for layer, enabled in zip(layers, before):
-            layer.enabled = enabled
+        _take(others)
+
+
+def _take(forms: list[tuple[CustomOp, bool]]) -> list[tuple[CustomOp, bool]]:
+    """Gives these layers these forms; the layers whose form was another one, with it."""
+    others = [(layer, not enabled) for layer, enabled in forms if layer.enabled is not enabled]
+    for layer, before in others:
+        vars(layer)["enabled"] = not before  # Module's own way to set an attribute takes ten times as long
+    return others
 
 
 def with_custom_ops(
     run: Callable[..., Any], model: nn.Module, config: CompilationConfig
 ) -> Callable[..., Any]:
-    """``run``, each call of it inside of :func:`custom_ops_as`; ``run`` itself where ``model`` has no such layer."""
-    if not any(isinstance(module, CustomOp) for module in model.modules()):
+    """``run``, each call of it as inside of :func:`custom_ops_as`; ``run`` itself where ``model`` has no such layer.
+
+    The layers are looked up once, here: a step of an eager model is what others are compared with.
+    """
+    forms = _forms(model, config)
+    if not forms:
         return run
 
     def in_form(*args: Any, **kwargs: Any) -> Any:
-        with custom_ops_as(model, config):
+        others = _take(forms)
+        try:
             return run(*args, **kwargs)
+        finally:
+            _take(others)
 
     return in_form
 

@@ -70,6 +70,7 @@ class Executor:
         self.is_compiled = config.level is CompilationLevel.NO_COMPILATION
         if self.is_compiled:
             self.forward = with_custom_ops(model, model, config)
+        self._without_pieces = self.forward  # what serves a level that has none
         marks.register(self)
 
     # --- sizes -----------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class Executor:
         if self.config.level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
             compiled = torch.compile(self.model.forward, backend=self.config.dynamo_backend)
-            self.forward = with_custom_ops(compiled, self.model, self.config)
+            self.forward = self._without_pieces = with_custom_ops(compiled, self.model, self.config)
             self.is_compiled = True
             return
         # The size of the example leaves no trace in the graph: the dimension is symbolic.
@@ -203,7 +204,7 @@ class Executor:
         if captured is not None:
             self.forward = self._checked(captured.run)
         else:
-            bound = self.model if self.compiled is None else self._checked(self.compiled.bind())
+            bound = self._without_pieces if self.compiled is None else self._checked(self.compiled.bind())
             self.forward = bound if forward is None else forward
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:

@@ -85,3 +85,20 @@ def test_what_a_trace_left_out_is_seen_in_a_runners_step(monkeypatch):
     with pytest.raises(WrongResultError, match="The trace itself computes something else"):
         runner.generate([[5]], max_tokens=2)
     assert served(model, cudagraph_mode="NONE").generate([[5]], max_tokens=2)  # and nobody sees it without
+
+
+def test_a_level_without_pieces_keeps_its_forward_and_looks_for_layers_once(monkeypatch):
+    """Eager steps are what others are compared with: nothing of the model is searched in one."""
+    model = toy(SMALL)
+    executor = served(model, level=0, custom_ops=("all",)).executor
+    executor.use(None)
+    seen = []
+
+    def forward(*args):
+        seen.append({layer.enabled for layer in layers})
+
+    layers = [module for module in model.modules() if isinstance(module, CustomOp)]
+    monkeypatch.setattr(type(model), "forward", lambda self, *args: forward(*args))
+    monkeypatch.setattr(type(model), "modules", lambda self: pytest.fail("a step goes through the model"))
+    executor.forward(1, 2)
+    assert seen == [{True}] and {layer.enabled for layer in layers} == {False}

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from cgkit.capturing.debugging.copies import copied, overlap
-from cgkit.numerics import Apart, first_apart, mark_unwritten
+from cgkit.numerics import Apart, first_apart, mark_unwritten, random_states
 from cgkit.tensor_trees import map_tensors, tensor_leaves
 from cgkit.torch_hooks import TorchDispatchMode, is_random
 
@@ -118,18 +118,13 @@ class PinnedRandom(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func is _aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        before = _random_states()
+        before = random_states()
         made = func(*args, **(kwargs or {}))
-        if all(map(torch.equal, before, _random_states())):
+        if all(map(torch.equal, before, random_states())):
             return made  # it may draw and did not: an attention without a dropout
         for _, tensor in tensor_leaves(made):
             tensor.fill_(0.5 if tensor.is_floating_point() else tensor.dtype is torch.bool)
         return made
-
-
-def _random_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
 class _InFloat64(fx.Interpreter):

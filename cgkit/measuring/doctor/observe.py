@@ -28,6 +28,7 @@ from cgkit.errors import CaptureError, HostReadError
 from cgkit.forward_context import ForwardContext, current_forward_context
 from cgkit.measuring.doctor.findings import at, at_message, stack_of
 from cgkit.measuring.doctor.patient import Patient
+from cgkit.numerics import random_states
 from cgkit.splitting.matching import operator_name
 from cgkit.splitting.values import fake_value
 from cgkit.tensor_trees import tensor_leaves
@@ -300,16 +301,11 @@ class _Watch(TorchDispatchMode):
         if kwargs.get("generator") is not None:
             self.note(self.seen.own_generators, str(func))
             return func(*args, **kwargs)
-        before = _random_state()
+        before = random_states()
         result = func(*args, **kwargs)
-        if any(not torch.equal(a, b) for a, b in zip(before, _random_state())):
+        if any(not torch.equal(a, b) for a, b in zip(before, random_states())):
             self.note(self.seen.random, str(func))
         return result
-
-
-def _random_state() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
 def calling_lines() -> list[Frame]:
