@@ -7,7 +7,11 @@ reference, computed in float64, and ``got`` may be some times as far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import pickle
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,3 +233,22 @@ def random_states() -> list[torch.Tensor]:
     """The states of torch's default generators: of the CPU, and of the current GPU if there is one."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+
+
+@contextmanager
+def python_random_put_back() -> Iterator[Callable[[], bool]]:
+    """The states of ``random`` and of NumPy's old generator are after the block as before; yields a function that says
+    whether somebody drew."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)  # whoever did not import it draws nothing of it
+
+    def states() -> tuple[Any, Any]:
+        return random.getstate(), numpy.get_state(legacy=False) if numpy is not None else None
+
+    before = states()
+    as_bytes = pickle.dumps(before)
+    try:
+        yield lambda: pickle.dumps(states()) != as_bytes
+    finally:
+        random.setstate(before[0])
+        if numpy is not None:
+            numpy.set_state(before[1])

@@ -38,6 +38,7 @@ from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.splitting import SplitGraph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims
+from cgkit.tracing.own_code import own_forward, with_forward
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -176,8 +177,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
     with ExitStack() as undo:
         for module in model.modules():
             if hasattr(type(module), _OPTIONS):
-                plain = functools.partial(type(module).forward, module)
-                marks.swap_attribute(_state_of(module), "call", plain, undo)
+                marks.swap_attribute(_state_of(module), "call", own_forward(module), undo)
         yield
 
 
@@ -247,26 +247,27 @@ class CompiledModel:
     def call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``nn.Module``'s own way around ``forward``, for a model with forward hooks of its own."""
         model, call = self.model, self.compile(*args, **kwargs).call
-        model.__dict__["forward"] = call
-        try:
+        with with_forward(model, call):
             return self._options["call"](model, *args, **kwargs)
-        finally:
-            del model.__dict__["forward"]
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         level, name = self.config.level, type(self.model).__name__
         apply_custom_ops(self.model, self.config)
         if level is CompilationLevel.NO_COMPILATION:
-            return self._weakly(type(self.model).forward)
+            return self._forward()
         events.emit(events.ModelSeen(name))
         if level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
-            return torch.compile(self._weakly(type(self.model).forward), backend=self.config.dynamo_backend)
+            return torch.compile(self._forward(), backend=self.config.dynamo_backend)
         return self._road(args, kwargs)
 
-    def _weakly(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` bound to the model without keeping it alive (the model holds us)."""
-        ref = self._model
+    def _forward(self) -> Callable[..., Any]:
+        """The model's forward, without keeping the model alive (it holds us)."""
+        ref, own = self._model, self.model.__dict__.get("forward")
+        if own is not None:  # an instance's own: it is asked for anew, and lives in the model
+            del own
+            return lambda *args, **kwargs: own_forward(ref())(*args, **kwargs)  # type: ignore[arg-type]
+        function = type(self.model).forward
         return lambda *args, **kwargs: function(ref(), *args, **kwargs)
 
     def _road(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ warm-ups that record nothing first; the garbage collector held off; the lock at 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,11 +24,13 @@ from cgkit.capturing.sizes import CaptureSizes
 from cgkit.capturing.static_inputs import StaticInputs, as_call
 from cgkit.capturing.wrapper import CUDAGraphOptions, gc_held_off
 from cgkit.config import CUDAGraphMode
-from cgkit.errors import CaptureError, CaptureOutOfMemoryError
+from cgkit.errors import CaptureError, CaptureOutOfMemoryError, CgkitError
 from cgkit.forward_context import BatchDescriptor, current_forward_context, set_forward_context
 
 if TYPE_CHECKING:
     from cgkit.compiling import CompiledGraph
+
+logger = logging.getLogger(__name__)
 
 Plan = list[tuple[CUDAGraphMode, BatchDescriptor]]
 
@@ -181,8 +184,13 @@ class _Capture:
         except Exception:  # it need not know other sizes: then the first dimension of that size is taken
             return
         args, kwargs = self.captured.model_inputs.canonical(*as_call(made))
-        with set_forward_context(self._metadata_for(other)):
-            self.captured.note_output(other.num_tokens, self.captured.run(*args, **kwargs))
+        try:
+            with set_forward_context(self._metadata_for(other)):
+                output = self.captured.run(*args, **kwargs)
+        except Exception:  # nor need the model (an even number of rows): it is no size that anybody asked for
+            logger.debug("a run of %d tokens", other.num_tokens, exc_info=True)
+            return
+        self.captured.note_output(other.num_tokens, output)
 
     def _record_all(self, plan: Plan) -> None:
         for done, (mode, key) in enumerate(plan):
@@ -219,12 +227,27 @@ class _Capture:
         args, kwargs = captured.inputs.at(key.num_tokens)
         metadata = self._metadata_for(key)
         for _ in range(self._runs_before(key, first)):
-            with set_forward_context(metadata, batch_descriptor=key):
+            with set_forward_context(metadata, batch_descriptor=key), self._naming_a_warm_up(key):
                 captured.run(*args, **kwargs)
         events.emit(events.CaptureTriggered(mode.name, key.num_tokens, key.uniform_decode))
         with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=key):
             output = captured.run(*args, **kwargs)
         captured.note_output(key.num_tokens, output)
+
+    @contextmanager
+    def _naming_a_warm_up(self, key: BatchDescriptor) -> Iterator[None]:
+        """An error of the model's own in a run whose values nobody chose."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, CgkitError) or is_out_of_memory(error):
+                raise
+            raise CaptureError(
+                f"{self.model} fails in a run of {key.num_tokens} tokens before it is recorded "
+                f"({type(error).__name__}: {' '.join(str(error).split())}). Without make_inputs such a run gets zeros: "
+                "if the model does not work with those, give capture a make_inputs=lambda num_tokens: (...) with "
+                "values that it works with"
+            ) from error
 
     def _runs_before(self, key: BatchDescriptor, first: bool) -> int:
         """The warm-ups, and what a compile size needs beside: a backend's very first run takes the general shape

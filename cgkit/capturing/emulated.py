@@ -68,7 +68,7 @@ class EmulatedPlatform:
         # A cast of a weight that autocast kept from a recording would be a sentinel for eager code.
         torch.set_autocast_cache_enabled(False)
         try:
-            with torch.no_grad(), recorder:
+            with torch_hooks.modes_put_back(), torch.no_grad(), recorder:
                 output = fn()
         except BaseException:
             pool.rollback(mark)

@@ -6,6 +6,7 @@ are remembered by the layout of their arguments, since the layers of a model rep
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,23 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.splitting.matching import operator_name
 from cgkit.tensor_trees import map_tensors
-from cgkit.torch_hooks import OpOverload
+from cgkit.torch_hooks import OpOverload, TorchDispatchMode
+from cgkit.tracing.frames import user_line
+
+_aten = torch.ops.aten
+# Operators that read a tensor on the host inside, though their fake implementation does not.
+_READ_INSIDE = {_aten._linalg_check_errors}
+_INDEX_PUT = {_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put}
 
 
 class NotRecordableError(Exception):
     """A call that no graph can repeat; the recorder adds the line and makes it a CaptureError."""
+
+
+class ReadInsideError(Exception):
+    """An operator that reads a tensor on the host; the recorder makes it a HostReadError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +209,69 @@ def _piece_key(args: Sequence[Any]) -> Any:
     return tuple(parts)
 
 
+def reads_inside(op: Any, args: Sequence[Any]) -> bool:
+    """Whether ``op`` reads a tensor on the host though a fake run of it does not: ``x[mask] = many values`` looks for
+    the true ones there first (a single value does not), ``torch.cond`` asks which branch."""
+    if isinstance(op, torch_hooks.HigherOrderOperator):
+        return op.name() in torch_hooks.READ_A_PREDICATE
+    if op.overloadpacket in _READ_INSIDE:
+        return True
+    if op.overloadpacket not in _INDEX_PUT or args[2].numel() == 1:
+        return False
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+class _ReadsInside(TorchDispatchMode):
+    """Raises ReadInsideError at the operators that :func:`reads_inside` names."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if reads_inside(func, args):
+            raise ReadInsideError(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _AtNode(fx.Interpreter):
+    """Knows which node is running."""
+
+    at: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.at = n
+        return super().run_node(n)
+
+
+def _run_on_fakes(graph: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], Any]:
+    """(the fake arguments, what ``graph`` gave for them)."""
+    mode = torch_hooks.fake_tensor_mode(allow_real_inputs=True)
+    fakes = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    with mode, _ReadsInside():
+        return fakes, graph(*fakes)
+
+
+def _say_where(error: Exception, graph: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Gives an error of a piece the node at which it was raised: ``node_name``, ``node_line`` ("file:line: source")."""
+    if not isinstance(graph, fx.GraphModule):
+        return
+    again = _AtNode(graph)
+    with contextlib.suppress(Exception):
+        _run_on_fakes(again.run, args)
+    if again.at is not None and again.at.op != "output":
+        line = user_line(again.at)
+        said = "{}:{}: {}".format(*line) if line is not None else ""
+        error.__dict__.update(node_name=operator_name(again.at), node_line=said)
+
+
 def _run_piece(graph: Callable[..., Any], args: Sequence[Any]) -> PieceLayout:
-    with torch.inference_mode(False), torch.no_grad():
-        mode = torch_hooks.fake_tensor_mode(allow_real_inputs=True)
-        fakes = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        with mode:
-            results = graph(*fakes)
+    with torch.inference_mode(False), torch.no_grad(), torch_hooks.modes_put_back():
+        try:
+            fakes, results = _run_on_fakes(graph, args)
+        except Exception as error:
+            _say_where(error, graph, args)
+            raise
     results = results if isinstance(results, (tuple, list)) else (results,)
     arguments = {
         torch_hooks.storage_key(fake): index

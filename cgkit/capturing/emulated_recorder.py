@@ -21,8 +21,10 @@ from cgkit.capturing.emulated_layouts import (
     Layouts,
     NotRecordableError,
     OnNewStorage,
+    ReadInsideError,
     TensorLayout,
     leaves,
+    reads_inside,
 )
 from cgkit.capturing.emulated_pool import EmulatedPool, fill_with_sentinel, on_storage
 from cgkit.capturing.emulated_tape import TapedCall
@@ -38,9 +40,6 @@ _ONLY_ALLOCATE = {
     _aten.new_empty, _aten.new_empty_strided,
 }  # fmt: skip
 _CHANGE_STORAGE = {_aten.resize_, _aten.resize_as_, _aten.set_}
-# Operators that read a tensor on the host inside, though their fake implementation does not.
-_READ_INSIDE = {_aten._linalg_check_errors}
-_INDEX_PUT = {_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put}
 _READS = {
     torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.__array__,
     torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__dlpack__,
@@ -62,9 +61,9 @@ def user_line() -> str:
     return "(no Python frame of yours)"
 
 
-def _host_read(what: str) -> HostReadError:
+def _host_read(what: str, place: str = "") -> HostReadError:
     return HostReadError(
-        f"{what} reads a tensor on the host while a graph is recorded, at\n    {user_line()}\n"
+        f"{what} reads a tensor on the host while a graph is recorded, at\n    {place or user_line()}\n"
         "Recording runs nothing, so there is no value to read, and replay would not read it again. Keep it a "
         "tensor operation, pass the number in as a Python int before recording, or move the line to an eager "
         "piece (a splitting operator)."
@@ -101,6 +100,8 @@ class EmulatedRecorder(TorchDispatchMode):
       the very tensors that they got.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, pool: EmulatedPool, layouts: Layouts) -> None:
         super().__init__()
         self.pool = pool
@@ -122,6 +123,8 @@ class EmulatedRecorder(TorchDispatchMode):
         if types and not all(issubclass(each, (torch.nn.Parameter, torch.nn.Buffer)) for each in types):
             return NotImplemented  # a tensor subclass first takes itself apart; its parts come here again
         kwargs = kwargs or {}
+        if isinstance(func, torch_hooks.HigherOrderOperator):
+            return self._function_operator(func, args, kwargs)
         if torch_hooks.has_python_kernel(func) or torch_hooks.is_composite(func):
             with self:  # what the kernel calls is recorded in its turn
                 return torch_hooks.run_cpu_kernel(func, args, kwargs)
@@ -170,7 +173,7 @@ class EmulatedRecorder(TorchDispatchMode):
     # -- inside -------------------------------------------------------------------------------
 
     def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.overloadpacket in _READ_INSIDE or _index_by_mask(func, args):
+        if reads_inside(func, args):
             raise _host_read(str(func))
         layouts = self._checked(str(func), self._layouts.of_call, func, args, kwargs)
         single = not isinstance(layouts, (tuple, list))
@@ -194,6 +197,19 @@ class EmulatedRecorder(TorchDispatchMode):
         if not written:
             return None
         return results[0] if len(written) == 1 else tuple(results)
+
+    def _function_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that is given functions: what it is made of is recorded."""
+        if reads_inside(func, args):
+            raise _host_read(str(func))
+        with self:
+            made = torch_hooks.run_function_operator(func, args, kwargs)
+        if made is NotImplemented:
+            raise CaptureError(
+                f"{func}, an operator over functions, cannot be recorded on the emulated platform, at\n    "
+                f"{user_line()}\nLet it be in a compiled piece, or move the line to an eager piece"
+            )
+        return made
 
     def _write_down(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: list[Any]
@@ -226,25 +242,25 @@ class EmulatedRecorder(TorchDispatchMode):
         self._reads.asleep = True  # fake implementations may look at their own constants
         try:
             return find(*args)
-        except torch_hooks.data_dependence_errors() as error:
-            raise _host_read(what) from error
+        except (*torch_hooks.data_dependence_errors(), ReadInsideError) as error:
+            raise _host_read(*_named(error, what)) from error
         except torch_hooks.missing_fake_errors() as error:
+            what, place = _named(error, what)
             raise CaptureError(
                 f"{what} has no fake implementation, so its outputs cannot be foreseen, at\n"
-                f"    {user_line()}\nGive it one (torch.library.register_fake, or fake_impl of register_op). "
+                f"    {place}\nGive it one (torch.library.register_fake, or fake_impl of register_op). "
                 f"torch: {error}"
             ) from error
         except NotRecordableError as error:
-            raise CaptureError(f"while a graph is recorded, at\n    {user_line()}\n{error}") from error
+            _, place = _named(error, what)
+            raise CaptureError(f"while a graph is recorded, at\n    {place}\n{error}") from error
         finally:
             self._reads.asleep = False
 
 
-def _index_by_mask(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """``x[mask] = many values`` looks for the true ones on the host first (a single value does not)."""
-    if func.overloadpacket not in _INDEX_PUT or args[2].numel() == 1:
-        return False
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+def _named(error: Exception, what: str) -> tuple[str, str]:
+    """What failed and the user's line: of a piece, the node in it."""
+    return getattr(error, "node_name", what), getattr(error, "node_line", "") or user_line()
 
 
 def _from_argument(argument: torch.Tensor, layout: TensorLayout | None) -> torch.Tensor:

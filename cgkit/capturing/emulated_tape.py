@@ -133,7 +133,9 @@ def _put(result: torch.Tensor, output: torch.Tensor, name: str) -> None:
     if result.shape != output.shape or result.dtype != output.dtype:
         raise ReplayError(
             f"{name} gave {result.dtype}{list(result.shape)}, "
-            f"but {output.dtype}{list(output.shape)} was recorded"
+            f"but {output.dtype}{list(output.shape)} was recorded: if this very call was recorded, the fake "
+            "implementation of an operator in it says another shape or type than the operator gives "
+            "(torch.library.opcheck)"
         )
     for dim, step in enumerate(output.stride()):
         if step == 0 and output.size(dim) > 1:  # an expanded output: its elements are one place in memory

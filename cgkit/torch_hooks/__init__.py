@@ -16,8 +16,9 @@ from cgkit.torch_hooks.cuda import (
     release_pool,
     weak_tensor,
 )
-from cgkit.torch_hooks.dispatch import TorchDispatchMode, without_dispatch_modes
+from cgkit.torch_hooks.dispatch import TorchDispatchMode, modes_put_back, without_dispatch_modes
 from cgkit.torch_hooks.doctor import (
+    READ_A_PREDICATE,
     Segments,
     SizeGuard,
     as_if_compiling,
@@ -103,6 +104,7 @@ from cgkit.torch_hooks.operators import (
     resolve_overload,
     returns_several,
     run_cpu_kernel,
+    run_function_operator,
     written_arguments,
 )
 from cgkit.torch_hooks.passes import (
@@ -129,7 +131,7 @@ from cgkit.torch_hooks.symbols import (
     upper_bounds,
     without_new_guards,
 )
-from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
+from cgkit.torch_hooks.tensors import storage_key, unwrapped, with_lazy_bits
 from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
@@ -137,6 +139,7 @@ __all__ = [
     "COMPILED_FN_PREFIX",
     "INDUCTOR_PATCHES",
     "MODULE_DICTS",
+    "READ_A_PREDICATE",
     "RUN_ON",
     "AlwaysHitShapeEnv",
     "HigherOrderOperator",
@@ -206,6 +209,7 @@ __all__ = [
     "lowered_mutations",
     "mark_dynamic",
     "missing_fake_errors",
+    "modes_put_back",
     "mutated_arguments",
     "new_fake_mode",
     "number_of_returns",
@@ -229,6 +233,7 @@ __all__ = [
     "returns_several",
     "rewritten_size",
     "run_cpu_kernel",
+    "run_function_operator",
     "running_fake",
     "scaled_mm",
     "segments",
@@ -247,6 +252,7 @@ __all__ = [
     "tracing_context",
     "triton_direct_launch",
     "triton_version",
+    "unwrapped",
     "upper_bounds",
     "weak_tensor",
     "with_lazy_bits",

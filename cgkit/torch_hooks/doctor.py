@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 
 from cgkit.torch_hooks.dynamo import forget_code, quiet_loggers, traced_code, tracing_context
+
+#: Operators over functions that ask a tensor, on the host, which function to call.
+READ_A_PREDICATE = frozenset({"cond", "while_loop"})
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,15 @@ class SizeGuard:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def holds(self, sizes: Mapping[str, int]) -> bool | None:
-        """Whether it holds for these sizes (by symbol); None where they do not decide it."""
+        """Whether it holds for these sizes (by symbol); None where they do not decide it. False where it has no value
+        there (a size divided by half of 1)."""
         numbers = {
             symbol: sizes[str(symbol)] for symbol in self.expression.free_symbols if str(symbol) in sizes
         }
-        value = self.expression.xreplace(numbers)
+        try:
+            value = self.expression.xreplace(numbers)
+        except ZeroDivisionError:
+            return False
         if value == True or value == False:  # noqa: E712 - sympy's own truth values
             return bool(value)
         return None
@@ -128,6 +136,8 @@ def reads_values(operator: Any, args: Any = ()) -> bool:
 
     Run on torch 2.13 (CPU).
     """
+    if isinstance(operator, HigherOrderOperator):
+        return operator.name() in READ_A_PREDICATE
     if getattr(operator, "overloadpacket", None) is torch.ops.aten.index:  # by numbers it reads nothing
         masks = (torch.bool, torch.uint8)
         return any(getattr(index, "dtype", None) in masks for index in args[1])

@@ -112,6 +112,15 @@ def run_cpu_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     return op.redispatch(keys, *args, **kwargs)
 
 
+def run_function_operator(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the Python that an operator over functions (``flex_attention``) is made of; NotImplemented if it has none
+    that does for CPU tensors (``py_kernels``). Run on torch 2.13 (CPU)."""
+    kernels = getattr(op, "py_kernels", {})
+    key = torch._C.DispatchKey
+    kernel = kernels.get(key.CPU) or kernels.get(key.CompositeExplicitAutograd)
+    return NotImplemented if kernel is None else kernel(*args, **kwargs)
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether ``op`` on CPU tensors is only a composition of others.
 

@@ -13,6 +13,14 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the numbers: without the wrappers of ``vmap`` and ``grad``. Run on torch 2.13 (CPU)."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def with_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     """``tensor`` seen through a lazy conjugate and a lazy negative. Run on torch 2.13 (CPU)."""
     if conj:

@@ -211,6 +211,11 @@ def stand_ins(
     enlarged: list[str] = []
 
     def replace(label: str, wanted: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_nested:
+            raise TraceError(
+                f"argument {label!r} is a nested tensor, whose rows have sizes of their own: a recorded graph has one "
+                "token count. Pass its values() and offsets() as two tensors"
+            )
         rank = tensor.dim()
         out = [dim for dim in wanted if not -rank <= dim < rank]
         if out and rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,8 @@ Frame = tuple[str, int, str]
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?[ \t]*([^\n]*)')
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _LIBRARY = (TORCH_FOLDER, os.path.dirname(__file__) + os.sep, "<frozen ")
+_PYTHONS_OWN = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = ("site-packages", "dist-packages")  # may lie inside of it, and is what somebody wrote as a model
 
 
 def frames_in(text: str) -> list[Frame]:
@@ -23,14 +26,27 @@ def frames_in(text: str) -> list[Frame]:
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a source file is torch's or of this stage, and so not the user's."""
-    return file.startswith(_LIBRARY)
+    """Whether a source file is torch's, Python's or of this stage, and so not the user's."""
+    if file.startswith(_LIBRARY):
+        return True
+    return file.startswith(_PYTHONS_OWN) and not file[len(_PYTHONS_OWN) :].startswith(_INSTALLED)
 
 
 def innermost_outside_torch(frames: Sequence[Frame]) -> Frame | None:
     """Of frames from the outermost to the innermost, the last that is not torch's or this stage's."""
     outside = [frame for frame in frames if not is_library_file(frame[0])]
     return outside[-1] if outside else (frames[-1] if frames else None)
+
+
+def called_from(graph: fx.Graph, frame: Frame) -> Frame:
+    """``frame``; if it is a line of torch's own, the user's line from which the graph's first node came there."""
+    if not is_library_file(frame[0]):
+        return frame
+    for node in graph.nodes:
+        frames = frames_in(node.stack_trace or "")
+        if any(each[:2] == frame[:2] for each in frames):
+            return innermost_outside_torch(frames) or frame
+    return frame
 
 
 def user_line(node: fx.Node) -> Frame | None:

@@ -135,7 +135,12 @@ def dims_of_call(
             "sizes change from call to call. Annotate it (`x: torch.Tensor`), pass dynamic_arg_dims="
             "{'x': 0}, or pass dynamic_arg_dims={} for a graph of exactly these shapes"
         )
-    return {name: value for name, value in dims.items() if not is_constant(arguments.values.get(name))}
+    rest = [n for n, p in arguments.signature.parameters.items() if p.kind is p.VAR_POSITIONAL]
+    return {
+        name: value
+        for name, value in dims.items()
+        if name in rest or not is_constant(arguments.values.get(name))
+    }
 
 
 def _check_labels(name: str, labels: Mapping[int, Any], arguments: Arguments) -> None:

@@ -1,15 +1,20 @@
-"""Copies of tensors that share memory among one another as the originals do, and putting values back."""
+"""Copies of tensors that share memory among one another as the originals do; putting values and attributes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
 
 _ALIGNMENT = 64
+_CONTAINERS = (list, dict, set, deque)
+_DEPTH = 3  # of containers in an attribute
 
 
 def copied(value: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
@@ -76,6 +81,31 @@ class Kept:
         with torch.no_grad():
             for tensor, value in zip(self.tensors, self.values):
                 write(tensor.detach(), value)
+
+
+@contextmanager
+def attributes_put_back(model: nn.Module) -> Iterator[None]:
+    """After the block the attributes of all modules are what they were, and lists, dicts, sets and deques among them
+    (three deep) hold what they held. Values of tensors are not looked at: :class:`Kept`."""
+    values = [vars(module) for module in model.modules()]
+    attributes = [dict(each) for each in values]
+    inner = [each for value in values for each in _containers(value.values(), _DEPTH)]
+    contents = [value.copy() for value in inner]
+    try:
+        yield
+    finally:
+        for each, old in zip([*values, *inner], [*attributes, *contents]):
+            each.clear()
+            each.extend(old) if isinstance(each, (list, deque)) else each.update(old)
+
+
+def _containers(values: Iterable[Any], depth: int) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, _CONTAINERS):
+            yield value
+            if depth > 1 and not isinstance(value, set):
+                inside = value.values() if isinstance(value, dict) else value
+                yield from _containers(list(inside), depth - 1)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from cgkit.capturing.debugging.copies import copied, overlap
-from cgkit.numerics import Apart, first_apart, mark_unwritten, random_states
+from cgkit.numerics import Apart, first_apart, mark_unwritten, python_random_put_back, random_states
 from cgkit.tensor_trees import map_tensors, tensor_leaves
 from cgkit.torch_hooks import TorchDispatchMode, is_random
 
@@ -33,12 +33,20 @@ class EagerRun(NamedTuple):
     unwritten: frozenset[torch.dtype]
 
 
+def as_written() -> AbstractContextManager[Any]:
+    """Inside, what a model has compiled by itself (a part of it, flex attention) runs uncompiled.
+
+    Under a dispatch mode Dynamo would give it up, and not try again in any later call of the process.
+    """
+    return torch.compiler.set_stance("force_eager")
+
+
 def run_on_copies(
     run: Callable[..., Any], given: Sequence[Any], keep: Callable[[torch.Tensor], bool] = lambda tensor: False
 ) -> EagerRun:
     """Calls ``run`` with copies of ``given`` (but of what ``keep`` keeps). The random state stays as it is."""
     own = copied(tuple(given), keep)
-    with undisturbed(given) as drew, MarkingAllocations() as marks, torch.no_grad():
+    with undisturbed(given) as drew, as_written(), MarkingAllocations() as marks, torch.no_grad():
         outputs = run(*own)
         random = drew()
     return EagerRun(outputs, own, random, frozenset(marks.seen))
@@ -80,19 +88,22 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def undisturbed(given: Any) -> Iterator[Callable[[], bool]]:
-    """The random state is after the block as it was before; yields a function that says whether somebody drew."""
+    """The random state is after the block as it was before (Python's and NumPy's too); yields a function that says
+    whether somebody drew."""
     devices = sorted({t.device.index for _, t in tensor_leaves(given) if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), python_random_put_back() as drew_in_python:
 
         def states() -> list[torch.Tensor]:
             return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
 
         before = states()
-        yield lambda: not all(map(torch.equal, before, states()))
+        yield lambda: drew_in_python() or not all(map(torch.equal, before, states()))
 
 
 class MarkingAllocations(TorchDispatchMode):
     """Fills what is only allocated with what shows that nobody wrote it."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +113,7 @@ class MarkingAllocations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _ONLY_ALLOCATE:
+        if getattr(func, "overloadpacket", None) in _ONLY_ALLOCATE:
             self.seen.add(made.dtype)
             mark_unwritten(made)
         return made
@@ -110,6 +121,8 @@ class MarkingAllocations(TorchDispatchMode):
 
 class PinnedRandom(TorchDispatchMode):
     """All that is drawn is one number: 0.5, True, 0. A dropout keeps everything."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

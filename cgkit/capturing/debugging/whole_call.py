@@ -27,9 +27,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from cgkit import forward_context
+from cgkit import forward_context, torch_hooks
 from cgkit.capturing.captured import CapturedGraphs
-from cgkit.capturing.debugging.copies import Kept, copied, overlap
+from cgkit.capturing.debugging.copies import Kept, attributes_put_back, copied, overlap
 from cgkit.capturing.debugging.eager import PinnedRandom, in_float64, run_on_copies
 from cgkit.compiling import CompiledGraph
 from cgkit.errors import CgkitError, WrongResultError
@@ -37,6 +37,7 @@ from cgkit.numerics import Apart, first_apart, tensors_apart
 from cgkit.tensor_trees import tensor_leaves
 from cgkit.tracing import TracedGraph
 from cgkit.tracing.buffer_writes import find_buffer_writes, written_arguments
+from cgkit.tracing.own_code import own_forward
 
 
 class Whole(Protocol):
@@ -127,6 +128,7 @@ def beside_forward(state: Whole, call: Callable[..., Any]) -> Callable[..., Any]
         Whatever ``call`` raises of cgkit's; what forward raises where both do.
     """
 
+    @torch_hooks.modes_put_back()
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = (args, kwargs)
         before = copied(given)
@@ -146,7 +148,8 @@ def beside_forward(state: Whole, call: Callable[..., Any]) -> Callable[..., Any]
         if apart is not None:
             kept.restore()  # before the cause is looked for: it runs the same call again
             raise WrongResultError(
-                f"{_name(state)} gives something else than its own forward ({apart}). {_cause(state, before, expected)}"
+                f"{_name(state)} gives something else than its own forward ({apart}). "
+                f"{_cause(state, before, expected, apart)}"
             )
         return result
 
@@ -216,10 +219,10 @@ def _name(state: Whole) -> str:
 
 
 def _eager(model: nn.Module, given: Any, pinned: bool = False) -> tuple[Any, Exception | None]:
-    forward = type(model).forward
+    forward = own_forward(model)
     with _left_as_it_was(model), PinnedRandom() if pinned else nullcontext():
         try:
-            return run_on_copies(lambda args, kwargs: forward(model, *args, **kwargs), given), None
+            return run_on_copies(lambda args, kwargs: forward(*args, **kwargs), given), None
         except Exception as error:  # the model's own
             return None, error
 
@@ -232,22 +235,13 @@ def _state_tensors(model: nn.Module) -> list[torch.Tensor]:
 
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers, the metadata's tensors and the modules' attributes (lists and dicts one level deep) are put back."""
-    values = [vars(module) for module in model.modules()]
-    attributes = [dict(each) for each in values]
-    inner = [value for each in values for value in each.values() if type(value) in (list, dict)]
-    contents = [value.copy() for value in inner]
-    held = [tensor for each in values for _, tensor in tensor_leaves(list(each.values()))]
+    """Buffers, the metadata's tensors and the modules' attributes are put back."""
+    held = [tensor for module in model.modules() for _, tensor in tensor_leaves(list(vars(module).values()))]
     kept = Kept([*_state_tensors(model), *held])
     try:
-        yield
+        with attributes_put_back(model):
+            yield
     finally:
-        for each, old in zip(values, attributes):
-            each.clear()
-            each.update(old)
-        for now, was in zip(inner, contents):
-            now.clear()
-            now.extend(was) if isinstance(now, list) else now.update(was)
         kept.restore()
 
 
@@ -264,10 +258,22 @@ def _reference(state: Whole, before: Any, expected: Any) -> Any:
     return found
 
 
-def _cause(state: Whole, before: Any, expected: Any) -> str:
+def _cause(state: Whole, before: Any, expected: Any, apart: Apart) -> str:
     """Why, in a sentence or two: the first reason that holds."""
     traced = state.traced
     tensors = [tensor for _, tensor in tensor_leaves(before)]
+    again, _ = _eager(state.model, before)
+    if again is None or first_apart(expected.outputs, again.outputs, unwritten=expected.unwritten) is not None:
+        return (
+            "Two runs of forward itself on these arguments differ: something in it counts, or reads what is kept "
+            "outside of the model (a global, an operator's own state, memory that nobody wrote). A replay repeats one "
+            "run: pass it in as a tensor"
+        )
+    if apart.path.startswith("['arguments']") and (traced is None or not written_arguments(traced)):
+        return (
+            "forward changes an argument by an operator that does not say so, and the change stays in the buffer that "
+            "the argument was copied into. Declare what the operator writes (mutates_args)"
+        )
     if traced is not None and written_arguments(traced) and overlap(tensors):
         return (
             "Arguments of this call share memory, and forward writes one of them: the graph was traced for arguments "

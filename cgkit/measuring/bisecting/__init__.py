@@ -33,6 +33,7 @@ from cgkit.numerics import Apart, first_apart
 from cgkit.splitting import split_graph
 from cgkit.tensor_trees import map_tensors, tensor_leaves
 from cgkit.tracing import TracedGraph, trace
+from cgkit.tracing.own_code import own_forward
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class _Search:
         if options is not None and self.dims is None:
             self.dims = options["dims"]
         self.model, self.name = model, type(model).__name__
-        self.forward = model.forward
+        self.forward = own_forward(model)
         self.config = config or model.__dict__.get("_cgkit_config") or CompilationConfig()
         if self.config.level.value < CompilationLevel.DYNAMO_ONCE.value:
             raise ConfigError(
@@ -196,7 +197,7 @@ class _Search:
             args, kwargs = map_tensors(
                 lambda _, t: t.double() if t.is_floating_point() else t, (args, kwargs)
             )
-            return type(wide).forward(wide, *args, **kwargs), (args, kwargs)
+            return own_forward(wide)(*args, **kwargs), (args, kwargs)
 
         return self._run(run)[0]
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from cgkit.capturing.debugging.copies import copied
-from cgkit.capturing.debugging.eager import MarkingAllocations, run_on_copies, undisturbed
+from cgkit.capturing.debugging.eager import MarkingAllocations, as_written, run_on_copies, undisturbed
 from cgkit.capturing.debugging.operators import Culprit, culprit
 from cgkit.numerics import first_apart
 from cgkit.splitting import SplitGraph
@@ -23,6 +23,8 @@ Call = tuple[str, "fx.Node | None", list[torch.Tensor]]
 
 class _Log(TorchDispatchMode):
     """Notes each operator that runs, with its results."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ def operator_of_trace(
         (ours, traced.bind(lambda *inputs: _Following(traced.graph_module, ours).run(*inputs))),
     ):
         own_args, own_kwargs = copied((args, kwargs))
-        with undisturbed((args, kwargs)), torch.no_grad(), log:
+        with undisturbed((args, kwargs)), as_written(), torch.no_grad(), log:
             run(*own_args, **own_kwargs)
     at = 0
     for name, node, results in ours.calls:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from cgkit import torch_hooks
+from cgkit.capturing.debugging.copies import attributes_put_back
 from cgkit.capturing.static_inputs import as_call
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError
@@ -33,7 +35,8 @@ def doctor(
     """Tries ``model`` and reports what breaks, what will compute something else in silence, and what will be slow.
 
     The model is traced, split, recorded (on the emulated platform where there is no GPU) and run a few times,
-    eagerly and replayed; its buffers and the random state are put back afterwards, Python attributes are not.
+    eagerly and replayed; its buffers, its attributes and the random states are put back afterwards. What forward does
+    elsewhere (globals, files, objects that it was given) is done.
     Call it inside :class:`cgkit.set_forward_context` if the model's operators need metadata.
 
     Args:
@@ -50,6 +53,12 @@ def doctor(
     """
     if not isinstance(model, nn.Module):
         raise CgkitError(f"doctor looks at an nn.Module, and was given {type(model).__name__}")
+    lazy = [name for name, each in model.named_parameters() if isinstance(each, UninitializedParameter)]
+    if lazy:
+        raise CgkitError(
+            f"{type(model).__name__} has parameters that its first call makes ({', '.join(lazy[:3])}): call it once with "
+            "the example first"
+        )
     unknown = sorted(set(only or ()) - set(CHECKS))
     if unknown:
         raise CgkitError(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
@@ -60,7 +69,12 @@ def doctor(
     config = config or CompilationConfig()
     found: list[Finding] = []
     not_checked: dict[str, str] = {}
-    with warnings.catch_warnings(), torch_hooks.stand_in_streams(), as_written(model):
+    with (
+        warnings.catch_warnings(),
+        torch_hooks.stand_in_streams(),
+        attributes_put_back(model),
+        as_written(model),
+    ):
         warnings.simplefilter("ignore")
         patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
         for name in only or CHECKS:

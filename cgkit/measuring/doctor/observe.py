@@ -22,6 +22,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from cgkit import forward_context, torch_hooks
+from cgkit.capturing.debugging.eager import as_written
 from cgkit.capturing.emulated import EmulatedGraph, EmulatedPlatform
 from cgkit.config import CUDAGraphMode
 from cgkit.errors import CaptureError, HostReadError
@@ -87,7 +88,7 @@ def observe(patient: Patient) -> Observation:
 def _run_model(patient: Patient, seen: Observation) -> None:
     args, kwargs = patient.copies()
     watch = _Watch(seen)
-    with watch.reads, watch:
+    with as_written(), watch.reads, watch:
         patient.model(*args, **kwargs)
 
 
@@ -141,6 +142,7 @@ class _NodeByNode(fx.Interpreter):
         self.everything = patient.config.mode.has_mode(CUDAGraphMode.FULL)
         self.platform = EmulatedPlatform()
         self.watch = _Watch(seen)
+        self.unforeseen = False
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op not in _CALLS:
@@ -150,7 +152,13 @@ class _NodeByNode(fx.Interpreter):
             self._record(n)
         self.watch.node, self.watch.only_random = n, self.records or not recorded
         with self.watch:
-            return super().run_node(n)
+            made = super().run_node(n)
+        if recorded and not self.unforeseen and _unforeseen(fake_value(n), made):
+            self.unforeseen = True  # what follows is computed from it
+            error = f"its fake implementation says {_listed(fake_value(n))}, and it gives {_listed(made)}"
+            frames = tuple(frames_in(n.stack_trace or ""))
+            self.seen.forbidden.append(Sight(called(n), user_line(n), error, frames))
+        return made
 
     def _is_recorded(self, n: fx.Node) -> bool:
         piece = self.assignment.piece_of.get(n)
@@ -192,6 +200,24 @@ class _NodeByNode(fx.Interpreter):
                 )
                 if all(_storage(tensor) != _storage(other) for _, other in self.seen.outside):
                     self.seen.outside.append((sight, tensor))
+
+
+def _unforeseen(foreseen: Any, made: Any) -> bool:
+    """Whether a node gave another type, or another shape as far as that does not change, than its fake run."""
+    wanted, found = ([tensor for _, tensor in tensor_leaves(value)] for value in (foreseen, made))
+    if not wanted:
+        return False
+    return len(wanted) != len(found) or any(
+        one.dtype != other.dtype
+        or one.dim() != other.dim()
+        or any(type(size) is int and size != now for size, now in zip(one.shape, other.shape))
+        for one, other in zip(wanted, found)
+    )
+
+
+def _listed(made: Any) -> str:
+    kinds = [f"{tensor.dtype}{list(tensor.shape)}" for _, tensor in tensor_leaves(made)]
+    return ", ".join(kinds) or "no tensor"
 
 
 def called(n: fx.Node) -> str:
@@ -239,7 +265,7 @@ def _noting_context() -> Iterator[list[str]]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return torch_hooks.unwrapped(tensor).untyped_storage().data_ptr()
 
 
 class _Reads(TorchFunctionMode):
@@ -261,6 +287,8 @@ class _Reads(TorchFunctionMode):
 
 class _Watch(TorchDispatchMode):
     """Writes down the operators that read values on the host or draw random numbers; lets them all pass."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, seen: Observation) -> None:
         super().__init__()

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from cgkit import torch_hooks
 from cgkit.capturing import CaptureSizes
 from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.errors import CgkitError, TraceError
 from cgkit.forward_context import current_forward_context, set_forward_context
+from cgkit.numerics import python_random_put_back
 from cgkit.splitting import SplitGraph, split_graph
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims, trace
@@ -215,8 +217,14 @@ class Patient:
         """Runs of the model inside leave its buffers, the parameters that its trace writes and the random state as they
         were. Other parameters are not copied: a model without a trace that writes some keeps what it wrote."""
         kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.buffers(), *self._written)]
-        own = [(module._buffers, dict(module._buffers)) for module in self.model.modules()]
-        with torch.random.fork_rng(devices=[]), self.in_context():
+        kinds = [module._buffers for module in self.model.modules()]  # a scripted module's is no dict, and fixed
+        own = [(buffers, dict(buffers)) for buffers in kinds if isinstance(buffers, dict)]
+        with (
+            torch.random.fork_rng(devices=[]),
+            python_random_put_back(),
+            torch_hooks.modes_put_back(),
+            self.in_context(),
+        ):
             try:
                 yield
             finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cgkit import torch_hooks
-from cgkit.measuring.doctor.findings import Finding, at_innermost, at_message
+from cgkit.measuring.doctor.findings import Finding, at, at_innermost, at_message
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import check
 from cgkit.tracing.frames import Frame, frames_in
@@ -53,7 +53,7 @@ def graph_breaks(patient: Patient) -> Iterator[Finding]:
             f"the model cannot be traced as one graph: {what}",
             way_out or "call the model eagerly with the same arguments",
             again="cgkit.trace(model, *example_inputs)",
-            **at_message(message),
+            **(at_message(message) or at(patient.head)),
         )
 
 

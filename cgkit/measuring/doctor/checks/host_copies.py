@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from cgkit import torch_hooks
+from cgkit.capturing.debugging.eager import as_written
 from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.observe import Sight, calling_lines
 from cgkit.measuring.doctor.patient import Patient, cannot_run
@@ -48,7 +49,7 @@ def host_copies(patient: Patient) -> Iterator[Finding]:
     failed = ""
     with patient.unharmed(), _as_it_was(patient.model), contextlib.redirect_stdout(io.StringIO()):
         try:
-            with torch_hooks.as_if_compiling(), watch.pins, watch:
+            with torch_hooks.as_if_compiling(), as_written(), watch.pins, watch:
                 functional_call(patient.model, weights, args, kwargs)
         except Exception as error:
             failed = cannot_run(error)
@@ -80,6 +81,8 @@ def _finding(sight: Sight, on_a_gpu: bool) -> Finding:
 
 class _Devices(TorchDispatchMode):
     """Notes what copies between the CPU and the device, and goes on as if it were there."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, held: dict[int, str]) -> None:
         super().__init__()

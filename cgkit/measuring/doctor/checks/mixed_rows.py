@@ -38,6 +38,8 @@ def mixed_rows(patient: Patient) -> Iterator[Finding]:
         raise NotCheckedError("the model draws random numbers, so no two runs agree")
     try:
         alone = _run(patient, rows, 0, torch.zeros_like)
+        if _first_apart(patient, alone, _run(patient, rows, 0, torch.zeros_like), rows) is not None:
+            raise NotCheckedError("two runs of the same rows differ (something counts, or was never written)")
         for fill in (torch.zeros_like, lambda tensor: tensor):
             padded = _run(patient, rows, 2, fill)
             found = _first_apart(patient, alone, padded, rows)

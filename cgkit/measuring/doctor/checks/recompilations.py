@@ -20,7 +20,7 @@ from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tracing.arguments import Arguments, stand_ins
-from cgkit.tracing.frames import Frame, innermost_outside_torch
+from cgkit.tracing.frames import Frame, called_from, innermost_outside_torch
 from cgkit.tracing.own_code import with_own_code
 from cgkit.tracing.trace import dims_of_call
 
@@ -157,7 +157,8 @@ def _line_of(patient: Patient, reason: str) -> Frame | None:
     if patient.traced is None:
         return None
     found = []
-    for name, line in _LINE.findall(reason):  # one a use of the size: torch's own come first
+    for name, number in _LINE.findall(reason):  # one a use of the size: torch's own come first
         file = next((each for each in patient.traced.traced_files if each.endswith(name)), name)
-        found.append((file, int(line), ""))
-    return innermost_outside_torch(found)
+        found.append((file, int(number), ""))
+    line = innermost_outside_torch(found)
+    return None if line is None else called_from(patient.traced.graph_module.graph, line)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cgkit import torch_hooks
+from cgkit.capturing.debugging.eager import as_written
 from cgkit.measuring.doctor.checks.capture_rules import host_sync
 from cgkit.measuring.doctor.findings import Finding
 from cgkit.measuring.doctor.observe import Sight, calling_lines
@@ -38,6 +39,8 @@ class _Seen:
 class _Streams(TorchDispatchMode):
     """Notes on which stream each operator is called."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, seen: _Seen) -> None:
         super().__init__()
         self.seen = seen
@@ -56,6 +59,8 @@ class _Streams(TorchDispatchMode):
 
 
 def _allocates(func: OpOverload) -> bool:
+    if isinstance(func, torch_hooks.HigherOrderOperator):
+        return True
     return not func.is_view and None in torch_hooks.written_arguments(func)
 
 
@@ -82,7 +87,7 @@ def _run(patient: Patient) -> _Seen:
         args, kwargs = patient.copies()
         watch = _Streams(seen)
         try:
-            with contextlib.redirect_stdout(io.StringIO()), watch:
+            with contextlib.redirect_stdout(io.StringIO()), as_written(), watch:
                 patient.model(*args, **kwargs)
         except Exception as error:
             raise NotCheckedError(cannot_run(error)) from error
