@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from collections.abc import Sequence
 
@@ -39,13 +40,14 @@ def innermost_outside_torch(frames: Sequence[Frame]) -> Frame | None:
 
 
 def called_from(graph: fx.Graph, frame: Frame) -> Frame:
-    """``frame``; if it is a line of torch's own, the user's line from which the graph's first node came there."""
+    """``frame``; if it is a line of one of torch's own modules, the user's line that first calls such a module."""
     if not is_library_file(frame[0]):
         return frame
     for node in graph.nodes:
-        frames = frames_in(node.stack_trace or "")
-        if any(each[:2] == frame[:2] for each in frames):
-            return innermost_outside_torch(frames) or frame
+        classes = [entry[1] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        files = [getattr(sys.modules.get(getattr(each, "__module__", "")), "__file__", "") for each in classes]
+        if frame[0] in files:
+            return user_line(node) or frame
     return frame
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import importlib.util
 import re
 import shlex
@@ -152,6 +153,8 @@ def doctor_of_call(
         return doctor(model, *call.args, config=config, only=only, other_inputs=others, **call.kwargs)
     except TypeError as error:
         raise CgkitError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
+    except SystemExit as error:
+        raise CgkitError(f"{type(model).__name__}.forward ends the process: sys.exit({error.code})") from error
 
 
 def _from_file(path: Path, name: str) -> tuple[nn.Module, ModuleType]:
@@ -162,7 +165,7 @@ def _from_file(path: Path, name: str) -> tuple[nn.Module, ModuleType]:
         raise CgkitError(f"{path} has no nn.Module class {name!r}; it has {', '.join(known) or 'none'}")
     try:
         model = cls()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CgkitError(
             f"{name}() raises {type(error).__name__}: {error}. The class is built without arguments: give one whose "
             "constructor takes none, for instance a subclass that fills them in"
@@ -178,6 +181,30 @@ def load_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         raise CgkitError(f"there is no file {path}")
+    try:
+        return _of_package(path.resolve()) or _by_itself(path)
+    except (Exception, SystemExit) as error:
+        raise CgkitError(f"{path} raises {type(error).__name__}: {error}") from error
+
+
+def _of_package(path: Path) -> ModuleType | None:
+    """The file as a module of the package that its folder is, so that its relative imports work; None if there is no
+    such package, or another module has its name."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if len(parts) == 1 or path.stem == "__init__":
+        return None
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    found = importlib.util.find_spec(parts[0])
+    if found is None or Path(str(found.origin)).parent != folder / parts[0]:
+        return None
+    return importlib.import_module(".".join(parts))
+
+
+def _by_itself(path: Path) -> ModuleType:
     name = f"cgkit_doctor_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None
@@ -186,10 +213,7 @@ def load_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # for what the file itself imports
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise CgkitError(f"{path} raises {type(error).__name__}: {error}") from error
+    spec.loader.exec_module(module)
     return module
 
 
@@ -204,10 +228,12 @@ def _inputs(model: nn.Module, module: ModuleType | None, code: str | None) -> An
     try:
         if name.isidentifier() and callable(getattr(model, name, None)):
             return getattr(model, name)()
+        if code is None:  # an attribute
+            return model.example_inputs
         if callable(names.get(name)):
             return names[name]()
         return eval(name, {**names, "torch": torch, "model": model})  # the user's own text
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CgkitError(f"the example inputs ({name}) raise {type(error).__name__}: {error}") from error
 
 

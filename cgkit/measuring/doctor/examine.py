@@ -53,6 +53,8 @@ def doctor(
     """
     if not isinstance(model, nn.Module):
         raise CgkitError(f"doctor looks at an nn.Module, and was given {type(model).__name__}")
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+        raise CgkitError(f"{type(model).__name__} has no forward, so there is nothing to look at")
     lazy = [name for name, each in model.named_parameters() if isinstance(each, UninitializedParameter)]
     if lazy:
         raise CgkitError(
