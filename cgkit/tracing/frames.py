@@ -45,7 +45,9 @@ def called_from(graph: fx.Graph, frame: Frame) -> Frame:
         return frame
     for node in graph.nodes:
         classes = [entry[1] for entry in (node.meta.get("nn_module_stack") or {}).values()]
-        files = [getattr(sys.modules.get(getattr(each, "__module__", "")), "__file__", "") for each in classes]
+        files = [
+            getattr(sys.modules.get(getattr(each, "__module__", "")), "__file__", "") for each in classes
+        ]
         if frame[0] in files:
             return user_line(node) or frame
     return frame

@@ -263,7 +263,10 @@ def _cause(state: Whole, before: Any, expected: Any, apart: Apart) -> str:
     traced = state.traced
     tensors = [tensor for _, tensor in tensor_leaves(before)]
     again, _ = _eager(state.model, before)
-    if again is None or first_apart(expected.outputs, again.outputs, unwritten=expected.unwritten) is not None:
+    if (
+        again is None
+        or first_apart(expected.outputs, again.outputs, unwritten=expected.unwritten) is not None
+    ):
         return (
             "Two runs of forward itself on these arguments differ: something in it counts, or reads what is kept "
             "outside of the model (a global, an operator's own state, memory that nobody wrote). A replay repeats one "

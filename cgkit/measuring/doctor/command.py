@@ -154,7 +154,9 @@ def doctor_of_call(
     except TypeError as error:
         raise CgkitError(f"the example inputs do not fit {type(model).__name__}.forward: {error}") from error
     except SystemExit as error:
-        raise CgkitError(f"{type(model).__name__}.forward ends the process: sys.exit({error.code})") from error
+        raise CgkitError(
+            f"{type(model).__name__}.forward ends the process: sys.exit({error.code})"
+        ) from error
 
 
 def _from_file(path: Path, name: str) -> tuple[nn.Module, ModuleType]:

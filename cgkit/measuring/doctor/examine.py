@@ -58,8 +58,8 @@ def doctor(
     lazy = [name for name, each in model.named_parameters() if isinstance(each, UninitializedParameter)]
     if lazy:
         raise CgkitError(
-            f"{type(model).__name__} has parameters that its first call makes ({', '.join(lazy[:3])}): call it once with "
-            "the example first"
+            f"{type(model).__name__} has parameters that its first call makes ({', '.join(lazy[:3])}): call it once "
+            "with the example first"
         )
     unknown = sorted(set(only or ()) - set(CHECKS))
     if unknown:

@@ -217,7 +217,9 @@ class Patient:
         """Runs of the model inside leave its buffers, the parameters that its trace writes and the random state as they
         were. Other parameters are not copied: a model without a trace that writes some keeps what it wrote."""
         kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.buffers(), *self._written)]
-        kinds = [module._buffers for module in self.model.modules()]  # a scripted module's is no dict, and fixed
+        kinds = [
+            module._buffers for module in self.model.modules()
+        ]  # a scripted module's is no dict, and fixed
         own = [(buffers, dict(buffers)) for buffers in kinds if isinstance(buffers, dict)]
         with (
             torch.random.fork_rng(devices=[]),

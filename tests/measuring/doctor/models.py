@@ -106,6 +106,21 @@ class TakesMany(nn.Module):
         return xs[0] + xs[1]
 
 
+class Slots:
+    """An object whose attributes cannot be listed, so that nothing is found in it."""
+
+    __slots__ = ("hidden",)
+    hidden: torch.Tensor
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+class TakesSlots(nn.Module):
+    def forward(self, slots: Slots) -> torch.Tensor:
+        return slots.hidden * 2
+
+
 class WritesItsInput(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.add_(1)

@@ -103,7 +103,8 @@ def test_an_argument_that_is_not_annotated():
 
 
 def test_marked_dimensions_that_the_trace_did_not_take():
-    assert bad(report(models.TakesMany(), X, X + 1)) == {("specialised-dim", "error")}
+    assert bad(report(models.TakesSlots(), models.Slots(X))) == {("specialised-dim", "error")}
+    assert bad(report(models.TakesMany(), X, X + 1)) == set()
     assert bad(report(models.ReshapesBySize(), X, X + 1)) == set()
 
 

@@ -1,5 +1,5 @@
-"""Models that once broke doctor, or a call under ``debug=True``: refused with the true cause, or right; and after it all
-is as it was."""
+"""Models that once broke doctor, or a call under ``debug=True``: refused with the true cause, or right; and after it
+all is as it was."""
 
 from __future__ import annotations
 
@@ -48,7 +48,13 @@ def decorated(cls, record=True, **changes):
         (users.Rest, "dimensions", "", "", ""),
         (users.CompilesInside, "streams host_copies", "", "", ""),
         (users.Conditional, "capture_rules", "host-sync", "torch.cond", "cond reads"),
-        (users.WrongFake, "capture_rules", "capture-forbidden", "sums(x)", ", 8], and it gives torch.float32[4]"),
+        (
+            users.WrongFake,
+            "capture_rules",
+            "capture-forbidden",
+            "sums(x)",
+            ", 8], and it gives torch.float32[4]",
+        ),
         (users.Logs, "graph_breaks", "graph-break", "logging.getLogger", ""),
         (users.Scripted, "graph_breaks", "graph-break", "self.part(x)", ""),
         (users.Counts, "zero_one replayed", "replay-differs", "", "two eager runs differ as well"),
@@ -94,7 +100,9 @@ def test_nothing_of_the_model_or_the_process_is_changed():
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(nn.LazyLinear(8), "its first call makes"), (nn.Module(), "no forward")], ids=["lazy", "none"]
+    ("model", "said"),
+    [(nn.LazyLinear(8), "its first call makes"), (nn.Module(), "no forward")],
+    ids=["lazy", "none"],
 )
 def test_models_that_cannot_be_looked_at(model, said):
     with pytest.raises(CgkitError, match=said):
@@ -105,7 +113,9 @@ def test_models_that_cannot_be_looked_at(model, said):
 
 
 @pytest.mark.parametrize(
-    ("cls", "text"), [(users.Conditional, "torch.cond"), (users.ReadsAnItem, "return y * x")], ids=["cond", "item"]
+    ("cls", "text"),
+    [(users.Conditional, "torch.cond"), (users.ReadsAnItem, "return y * x")],
+    ids=["cond", "item"],
 )
 def test_a_host_read_inside_of_a_piece_has_the_users_line(cls, text):
     model = decorated(cls, record=False)
@@ -125,7 +135,9 @@ def test_a_model_that_does_not_work_with_zeros():
     model(example)
     with pytest.raises(CaptureError, match=r"fails in a run of 4 tokens .*make_inputs"):
         cgkit.capture_model(model)
-    with pytest.raises(HostReadError, match=r"linalg_inv reads .*\n.*test_users_models.py"):  # a capture refuses it
+    with pytest.raises(
+        HostReadError, match=r"linalg_inv reads .*\n.*test_users_models.py"
+    ):  # a capture refuses it
         cgkit.capture_model(model, make_inputs=lambda n: example)
 
 
@@ -135,7 +147,9 @@ def test_one_size_of_a_model_that_knows_few():
     assert model(X[:0]).shape == (0, 8)  # its guards have no value there
 
 
-@pytest.mark.parametrize("settings", [{"level": 0, "debug": False}, {"debug": True}], ids=["level 0", "debug"])
+@pytest.mark.parametrize(
+    "settings", [{"level": 0, "debug": False}, {"debug": True}], ids=["level 0", "debug"]
+)
 def test_an_instances_own_forward(settings):
     level = settings.get("level", 3)
     model = decorated(users.OwnForward, record=level == 3, **settings)
@@ -166,7 +180,9 @@ def test_a_part_that_compiles_itself_is_not_given_up():
 
 def test_a_nested_tensor_is_refused_by_name():
     with pytest.raises(TraceError, match="'x' is a nested tensor"):
-        cgkit.trace(users.Takes(), torch.nested.nested_tensor([X], layout=torch.jagged), dynamic_arg_dims={"x": 0})
+        cgkit.trace(
+            users.Takes(), torch.nested.nested_tensor([X], layout=torch.jagged), dynamic_arg_dims={"x": 0}
+        )
 
 
 # --- the command -----------------------------------------------------------------------------------

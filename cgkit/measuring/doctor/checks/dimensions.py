@@ -30,7 +30,7 @@ def dimensions(patient: Patient) -> Iterator[Finding]:
             "error",
             "arguments that are to change from call to call are in the graph, and none of their dimensions is dynamic: "
             "every other size would be refused",
-            "give the tensors as plain arguments (not as *args), and compare no size with a number",
+            "give the tensors as plain arguments or in a dataclass, and compare no size with a number",
             again="cgkit.trace(model, *example_inputs).inputs",
         )
     if patient.given_dims is None and not infer_dynamic_arg_dims(patient.model.forward):

@@ -111,7 +111,7 @@ def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
 
 
 def repeats_itself(patient: Patient, size: int, before: Any) -> bool:
-    """Whether another run of the model on this size gives what it gave ``before``: else nothing can be told from one."""
+    """Whether another run of the model on this size gives what it gave ``before``: else one run tells nothing."""
     args, kwargs = patient.call_of_size(size)
     with patient.unharmed():
         return not difference(before, patient.model(*args, **kwargs))
