@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from cgkit import torch_hooks
 from cgkit.capturing import CapturedGraphs, CaptureSizes, capture
-from cgkit.capturing.debugging.copies import Kept, copied
+from cgkit.capturing.debugging.copies import Kept, attributes_put_back, copied
 from cgkit.capturing.debugging.eager import undisturbed
 from cgkit.capturing.debugging.guards import DroppedGuards
 from cgkit.compiling import CompiledGraph, compile_pieces
@@ -148,12 +149,13 @@ class _Search:
         return set_forward_context(self.metadata, batch_descriptor=current_forward_context().batch_descriptor)  # type: ignore[union-attr]
 
     def _run(self, run: Callable[..., Any]) -> tuple[Any, Any]:
-        """(result, arguments after) of one run on copies; the metadata and the model's buffers are put back."""
+        """(result, arguments after) of one run on copies; metadata, the model's buffers and attributes are put back."""
         kept = Kept([*(t for _, t in tensor_leaves(self.metadata)), *self.model.buffers()])
         args, kwargs = copied((self.args, self.kwargs))
-        with undisturbed((self.args, self.kwargs)) as drew:
+        with undisturbed((self.args, self.kwargs)) as drew, torch_hooks.modes_put_back():
             try:
-                made = copied(run(*args, **kwargs))
+                with attributes_put_back(self.model):
+                    made = copied(run(*args, **kwargs))
                 self.random = drew()
                 return made, (args, kwargs)
             finally:
@@ -171,6 +173,12 @@ class _Search:
             raise CgkitError(
                 f"{self.name} draws random numbers in this call, so no two runs agree: call .eval(), or take the "
                 "random part out"
+            )
+        again = first_apart(found, self._run(self.forward))
+        if again is not None:
+            raise CgkitError(
+                f"two eager runs of {self.name} on these arguments differ ({again}), so nothing can be compared with one: "
+                "something in it counts, reads what is kept outside of the model, or was never written"
             )
         return found
 

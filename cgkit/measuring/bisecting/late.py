@@ -99,7 +99,11 @@ def replay_stages(
     apart = compare((got, (own_args, own_kwargs)))
     if apart is None:
         return [StageResult("recorded", "same"), StageResult("replayed", "same")]
-    found = _moved_weight(captured, apart) or _by_debugging(captured, args, kwargs, apart)
+    found = (
+        _moved_weight(captured, apart)
+        or _not_the_graphs(captured, args, kwargs, apart, compare)
+        or _by_debugging(captured, args, kwargs, apart)
+    )
     if found.stage == "recorded":
         return [found]
     return [StageResult("recorded", "same"), found]
@@ -141,6 +145,33 @@ def _moved_weight(captured: CapturedGraphs, apart: Apart) -> StageResult | None:
     return None
 
 
+def _not_the_graphs(
+    captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any], apart: Apart, compare: Compare
+) -> StageResult | None:
+    """What goes wrong around the graphs: rows of padding in the result, a write that nobody declared."""
+    inputs = captured.inputs
+    if inputs is None or not inputs.copy_inputs:
+        return None
+    if apart.path.startswith("['argument']") and not inputs.written:
+        why = (
+            "forward changes an argument by an operator that does not say so (mutates_args), and the change stays in "
+            "the buffer that the argument was copied into"
+        )
+        return StageResult("replayed", "differs", difference=str(apart), why=why)
+    tokens, (_, key, padded) = _tokens(captured, args, kwargs), _route(captured, args, kwargs)
+    if key is None or padded == tokens:
+        return None
+    made = _as_a_step(captured, captured.compiled.bind(), *copied((args, kwargs)))
+    without_graph = compare((captured._cut(made, tokens, padded), (args, kwargs)))
+    if without_graph is None or not without_graph.path.startswith("['output']"):
+        return None
+    why = (
+        f"the rows that {tokens} tokens are padded with are in the result: on {padded} rows the pieces give the same "
+        "without a graph. Mask them, or record this very size"
+    )
+    return StageResult("replayed", "differs", difference=str(apart), why=why)
+
+
 def _by_debugging(
     captured: CapturedGraphs, args: tuple[Any, ...], kwargs: dict[str, Any], apart: Apart
 ) -> StageResult:
@@ -157,7 +188,7 @@ def _by_debugging(
         return StageResult("replayed", "differs", difference=str(apart), why=why)
     with _recorded_now(captured, args, kwargs) as again:
         held = held_otherwise(captured, again, _route(captured, args, kwargs)[1])
-    why = "recorded anew it is right, and no piece of it differs: "
+    why = "recorded anew no piece of it differs: "
     if held is not None:
         why += f"this recording holds {held.what}"
         return StageResult("recorded", "differs", held.piece, held.operator, "", str(apart), why)

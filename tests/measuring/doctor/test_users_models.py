@@ -172,6 +172,25 @@ def test_the_cause_is_the_true_one(cls, record, cause):
         decorated(cls, record)(X.clone())
 
 
+@pytest.mark.parametrize(
+    ("cls", "rows", "stage", "why"),
+    [(users.Mixes, 3, "replayed", "padded with"), (users.WritesInSecret, 4, "replayed", "mutates_args"),
+     (users.Moves, 4, "traced", "does something else now")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_bisect_names_the_true_cause_and_changes_nothing(cls, rows, stage, why):
+    model = decorated(cls, debug=False)
+    before = dict(vars(model))
+    found = cgkit.bisect(model, X[:rows].clone())
+    assert found.found.stage == stage and why in found.found.why
+    assert dict(vars(model)) == before
+
+
+def test_bisect_compares_nothing_with_what_does_not_repeat_itself():
+    with pytest.raises(CgkitError, match="two eager runs of Counts on these arguments differ"):
+        cgkit.bisect(users.Counts(), X)
+
+
 def test_a_part_that_compiles_itself_is_not_given_up():
     model = decorated(users.CompilesInside, record=False)
     for x in (X, -X):

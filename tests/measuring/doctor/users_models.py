@@ -101,6 +101,23 @@ class DrawsInPython(User):
         return x * random.random() + np.random.rand()
 
 
+class Mixes(User):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class Moves(User):
+    """Each call another one: the graph holds the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return x * self.step
+
+
 class Counts(User):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return counts(x)
