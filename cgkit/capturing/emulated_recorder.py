@@ -242,7 +242,9 @@ class EmulatedRecorder(TorchDispatchMode):
         self._reads.asleep = True  # fake implementations may look at their own constants
         try:
             return find(*args)
-        except (*torch_hooks.data_dependence_errors(), ReadInsideError) as error:
+        except ReadInsideError as error:
+            raise _host_read(*_named(error, what)) from error
+        except torch_hooks.data_dependence_errors() as error:
             raise _host_read(*_named(error, what)) from error
         except torch_hooks.missing_fake_errors() as error:
             what, place = _named(error, what)

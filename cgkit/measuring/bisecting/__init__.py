@@ -177,7 +177,7 @@ class _Search:
         again = first_apart(found, self._run(self.forward))
         if again is not None:
             raise CgkitError(
-                f"two eager runs of {self.name} on these arguments differ ({again}), so nothing can be compared with one: "
+                f"two eager runs of {self.name} on these arguments differ ({again}), so nothing can be compared: "
                 "something in it counts, reads what is kept outside of the model, or was never written"
             )
         return found

@@ -99,6 +99,11 @@ def test_nothing_of_the_model_or_the_process_is_changed():
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_a_model_that_refuses_the_values_that_are_tried():
+    report = cgkit.doctor(users.Sorted(), X, only=["replayed"])
+    assert not report.errors and "the model fails" in report.not_checked["replayed"], report
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [(nn.LazyLinear(8), "its first call makes"), (nn.Module(), "no forward")],

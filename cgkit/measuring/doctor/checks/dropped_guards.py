@@ -113,8 +113,11 @@ def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
 def repeats_itself(patient: Patient, size: int, before: Any) -> bool:
     """Whether another run of the model on this size gives what it gave ``before``: else one run tells nothing."""
     args, kwargs = patient.call_of_size(size)
-    with patient.unharmed():
-        return not difference(before, patient.model(*args, **kwargs))
+    try:
+        with patient.unharmed():
+            return not difference(before, patient.model(*args, **kwargs))
+    except Exception:  # the model's own, that it did not raise before
+        return False
 
 
 def said(guard: torch_hooks.SizeGuard) -> str:

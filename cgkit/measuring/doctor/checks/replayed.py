@@ -17,7 +17,7 @@ from cgkit.forward_context import current_forward_context
 from cgkit.measuring.doctor.compare import difference
 from cgkit.measuring.doctor.findings import Finding, at_message
 from cgkit.measuring.doctor.observe import observe
-from cgkit.measuring.doctor.patient import Patient, cannot
+from cgkit.measuring.doctor.patient import Patient, cannot, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
 from cgkit.tracing.buffer_writes import find_buffer_writes
@@ -39,6 +39,8 @@ def replayed(patient: Patient) -> Iterator[Finding]:
         yield _failed("host-sync", error, "move the line to an eager piece (a splitting operator)")
     except CgkitError as error:
         yield _failed("capture-forbidden", error, "see the message")
+    except Exception as error:  # the model's own
+        raise NotCheckedError(cannot_run(error)) from error
     else:
         if differs:
             yield Finding(
