@@ -44,9 +44,9 @@ def decorated(cls, record=True, **changes):
     ("cls", "checks", "code", "text", "what"),
     [
         (users.Vmaps, "capture_rules", "", "", ""),
-        (users.EvenRows, "dropped_guards replayed", "", "", ""),
+        (users.EvenRows, "dropped_guards", "", "", ""),
         (users.Rest, "dimensions", "", "", ""),
-        (users.CompilesInside, "streams host_copies", "", "", ""),
+        (users.CompilesInside, "streams", "", "", ""),
         (users.Conditional, "capture_rules", "host-sync", "torch.cond", "cond reads"),
         (
             users.WrongFake,
