@@ -96,7 +96,8 @@ def test_what_is_not_reached_and_by_how_much():
     floor = products / full["copy_bytes_per_s"] * 1e6
     library, tuned = static_us(1, "cuBLAS"), static_us(1, "static, tuned")
     expected += [
-        f"take {100 * (library / floor - 1):.0f} % more than their weights with cuBLAS, {100 * (tuned / floor - 1):.0f} % with",
+        f"take {100 * (library / floor - 1):.0f} % more than their weights with cuBLAS, "
+        f"{100 * (tuned / floor - 1):.0f} % with",
         f"{library:.0f} and {tuned:.0f} µs; {products / 1e6:.0f} MB at the copy rate are {floor:.0f})",
     ]
     answers = recordings.load("h200-headline-llama-3.1-8b").query("case == 'generate'").set_index("mode")
