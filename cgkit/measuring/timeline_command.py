@@ -58,7 +58,7 @@ class TimelineResult:
         shown = [*self.bills, *self.steps]
         device = f" · {t.about['device']}" if t.about.get("device") else ""
         lines = [f"{t.about['source']}{device}", "", text_table(reading_table(shown)), ""]
-        lines += [note for one in shown for note in one.notes]
+        lines += dict.fromkeys(note for one in shown for note in one.notes)
         return "\n".join([*lines, *t.complete(), f"page: {self.page}"])
 
 

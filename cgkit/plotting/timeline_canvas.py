@@ -238,9 +238,10 @@ class Canvas:
             solid_capstyle="butt",
         )  # fmt: skip
         if right - left > 0.14 * (self.window[1] - self.window[0]):
-            self.ax.annotate(
-                f"1 launch, {len(kernels)} kernels", ((left + right) / 2, y1), xytext=(0, 2.5),
-                textcoords="offset points", ha="center", va="bottom", fontsize=8, color=INK, zorder=4,
+            self.ax.annotate(  # at the left: in the middle stands the name of the call that waits for them
+                f"1 launch, {len(kernels)} kernels", (left, y1), xytext=(3, 3), textcoords="offset points",
+                ha="left", va="bottom", fontsize=7.5, color=INK, zorder=4, gid="cg-bracket-note",
+                bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.6},
             )  # fmt: skip
 
 
