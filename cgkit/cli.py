@@ -189,9 +189,13 @@ class _LazyParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         if self.load is not None:
             from cgkit.measuring.bench_charts import add_out
+            from cgkit.measuring.bench_options import add_csv, say_defaults
 
             self.load().add_arguments(self)
             add_out(self, self.bench)
+            if self.bench:
+                add_csv(self)
+            say_defaults(self)
             self.load = None
         return super().parse_known_args(args, namespace)
 
@@ -320,11 +324,14 @@ def run_plan(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
 
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
     """``cgkit bench NAME``: a table, or with ``--json`` the facts."""
+    from cgkit.measuring.bench_options import check_outputs, write_table
     from cgkit.plotting.tables import text_table
 
+    check_outputs(args)
     with progress_bars():
         facts = dict(args.load().run(args))
     frame, out = facts.pop("frame"), sys.stderr if args.json else sys.stdout
+    write_table(args, frame)
     print(text_table(frame), file=out)
     for title, table in facts.pop("tables", {}).items():
         print(f"\n{title}\n{text_table(table)}", file=out)
