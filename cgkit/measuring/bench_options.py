@@ -1,4 +1,4 @@
-"""What every ``cgkit bench NAME`` has beside its own options: ``--csv``, and help that says what a value is by default."""
+"""What every ``cgkit bench NAME`` has beside its own options: ``--csv``, and help that names the defaults."""
 
 from __future__ import annotations
 

@@ -174,7 +174,11 @@ def _html(result: TimelineResult) -> str:
     return page(
         f"Timeline of {t.about['source']}",
         escape(
-            " · ".join(str(t.about[key]) for key in ("model", "mode", "batch", "device") if t.about.get(key))
+            " · ".join(
+                f"batch {t.about[key]}" if str(t.about[key]).isdigit() else str(t.about[key])
+                for key in ("model", "mode", "batch", "device")
+                if t.about.get(key)
+            )
         ),
         facts,
         [bills, Section("The timeline", "", _timeline_parts(t)), complete],

@@ -84,7 +84,9 @@ def panel(frame: pd.DataFrame, modes: list[str] | None = None, *, ax: Axes | Non
         if cpu:
             ax.plot([min(cpu, wall)] * 2, [y - 0.42, y + 0.42], color=style.INK, linewidth=1.6)
         times, apart = _number(row.get("ratio_to_eager")), "*" if _number(row.get("twin_ms")) else ""
-        faster = "" if not times or mode == "eager" else f"  {1 / times:.{1 if times > 0.0505 else 0}f}×{apart}"
+        faster = (
+            "" if not times or mode == "eager" else f"  {1 / times:.{1 if times > 0.0505 else 0}f}×{apart}"
+        )
         ax.annotate(
             _ms(wall) + faster, (wall, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
         )

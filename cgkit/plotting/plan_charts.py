@@ -138,6 +138,7 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
         ax.axvline(size + 0.5, color=style.PADDING, linewidth=0.8, alpha=0.8,
                    label="a recorded size" if not number else "")  # fmt: skip
     ax.set_xlim(0.5, most + 1)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylim(0, max([*share, 1e-9]) * 1.12)
     beyond = total - shown["count"].sum()
     rest = (

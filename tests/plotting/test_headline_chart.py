@@ -62,7 +62,9 @@ def test_a_ratio_that_is_not_that_of_the_two_times_says_why():
     assert "2.00  6.7×*" in [text.get_text() for text in ax.texts]
     legend = [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
     assert "* in a process of its own: × by way of FULL_AND_PIECEWISE in both" in legend
-    assert not any("*" in text.get_text() for text in headline_chart.headline(one).get_figure().legends[0].get_texts())
+    assert not any(
+        "*" in text.get_text() for text in headline_chart.headline(one).get_figure().legends[0].get_texts()
+    )
 
 
 def test_recorded_and_emulated_are_said():
