@@ -177,6 +177,14 @@ def test_every_benchmark_writes_its_table_and_says_its_defaults(monkeypatch, cap
     assert "100 % of them (default: 4 16)" in capfd.readouterr().out
 
 
+def test_the_crossover_is_no_silent_quarter_of_an_hour_on_a_laptop(monkeypatch, capfd):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "crossover"]) == 1
+    assert "--device cpu" in capfd.readouterr().err
+
+
 def test_a_benchmark_draws_its_chart(monkeypatch, capfd, tmp_path):
     from tests.plotting import frames
 
