@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--histogram", metavar="FILE", help="batch sizes of the first mode, for cgkit plan --histogram"
     )
-    parser.add_argument("--chart", metavar="FILE", help="a picture (svg, png or pdf)")
+    parser.add_argument("--out", "--chart", dest="chart", metavar="FILE", help="a picture (svg, png or pdf)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -103,6 +103,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if len(set(modes)) < len(modes) or args.rounds < 1:
         raise ConfigError(
             f"--modes {' '.join(args.modes)} --rounds {args.rounds}: name each mode once, and 1 round at least"
+        )
+    numbers = {"max-num-seqs": args.max_num_seqs, "max-num-batched-tokens": args.max_num_batched_tokens}
+    if wrong := {name: number for name, number in numbers.items() if number < 1}:
+        raise ConfigError(
+            f"{', '.join(f'--{name} {number}' for name, number in wrong.items())}: use 1 or more"
         )
     shape = shape_of(args.shape, args.layers)
     longest = min(args.max_model_len, shape.max_position_embeddings)

@@ -59,7 +59,7 @@ class Executor:
         self.support, self.attention_cut = support, cuts_attention(config)
         self.resolution = resolve_cudagraph_mode(config.mode, support, self.attention_cut)
         self.mode = self.resolution.mode
-        if self.resolution.changed:
+        if self.resolution.changed or self.resolution.unsafe:
             logger.warning("cudagraph_mode: %s", self.resolution.said)
         self.sizes = CaptureSizes.resolve(config) if self.mode else None
         self.traced: TracedGraph | None = None
@@ -72,6 +72,13 @@ class Executor:
             self.forward = with_custom_ops(model, model, config)
         self._without_pieces = self.forward  # what serves a level that has none
         marks.register(self)
+
+    def __repr__(self) -> str:
+        recorded = f", {self.captured.num_graphs:,} graphs recorded" if self.captured is not None else ""
+        ready = "compiled" if self.is_compiled else "not compiled yet (capture_model(), or the first step)"
+        if self.config.level is CompilationLevel.NO_COMPILATION:
+            ready = "eager"
+        return f"Executor(level {self.config.level.value}, {self.mode.name}: {ready}{recorded})"
 
     # --- sizes -----------------------------------------------------------------------------------
 

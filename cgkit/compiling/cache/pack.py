@@ -49,6 +49,8 @@ def unpack(file: str | Path, root: Path | None = None) -> list[str]:
         try:
             with tarfile.open(file, "r:gz") as archive:
                 archive.extractall(scratch, filter="data")
+        except FileNotFoundError:
+            raise ConfigError(f"{file} is no packed compile cache: there is no such file") from None
         except (OSError, EOFError, tarfile.TarError) as error:
             raise ConfigError(
                 f"{file} is no packed compile cache ({type(error).__name__}: {error})"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from cgkit import torch_hooks
+from cgkit import events, torch_hooks
 from cgkit.capturing.debugging.copies import attributes_put_back
 from cgkit.capturing.static_inputs import as_call
 from cgkit.config import CompilationConfig
@@ -79,7 +79,7 @@ def doctor(
     ):
         warnings.simplefilter("ignore")
         patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
-        for name in only or CHECKS:
+        for name in events.counted("checking", list(only or CHECKS)):
             try:
                 for finding in CHECKS[name].look(patient):
                     again = f"cgkit.doctor(model, *example_inputs{said}, only=[{name!r}])"
