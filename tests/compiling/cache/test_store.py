@@ -270,6 +270,25 @@ def test_a_packed_file_that_is_none(tmp_path, cache_dir):
     assert os.listdir(cache_dir / "torch_compile_cache") == []
 
 
+def test_packing_onto_a_disk_that_refuses(tmp_path, cache_dir, monkeypatch):
+    folder = places.rank_folder(key())
+    places.make_private(folder)
+    places.write_key(folder, key())
+    pack(tmp_path / "x.tgz")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"x.tgz cannot be written .*"):
+        pack(tmp_path / "file" / "x.tgz")
+    with pytest.raises(ConfigError, match=r"cannot be unpacked into .*CGKIT_CACHE_DIR"):
+        unpack(tmp_path / "x.tgz", tmp_path / "file")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(ConfigError, match=r"cannot be unpacked into .*No space left"):
+        unpack(tmp_path / "x.tgz", tmp_path / "elsewhere")
+
+
 def test_the_written_factors_are_json(tmp_path):
     cache = CompileCache(key())
     places.make_private(cache.directory)
