@@ -106,7 +106,8 @@ def _why_not(call: fx.Node, base: fx.Node, where: dict[fx.Node, int]) -> str:
     root = root_of(base)
     if root.op in ("placeholder", "get_attr"):
         return "is an input of the graph"
-    written = torch_hooks.mutated_arguments(call.args[0])
+    op: Any = call.args[0]
+    written = torch_hooks.mutated_arguments(op)
     read = [value for name, value in call.kwargs.items() if name not in written]
     if any(root_of(node) is root for node in nodes_in(read)):
         return "is read by the same call"  # as it was before: Inductor has taken a copy away
