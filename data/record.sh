@@ -64,7 +64,7 @@ for part in ${PARTS:-$ALL}; do
     startup:*) bench "startup-$shape" 240 startup --models "$shape" --warm 1 --json --csv "$out/h200-bench-startup.csv" ;;
     kernels) bench kernels 100 kernels --json --csv "$out/h200-bench-kernels.csv" ;;
     engine:*) bench "engine-$shape" 120 engine --shape "$shape" --batches 1 8 32 --json --csv "$out/h200-bench-engine.csv" ;;
-    serve:*) bench "serve-$shape" 300 serve --shape "$shape" --synthetic 256 --json --csv "$out/h200-bench-serve.csv" \
+    serve:*) bench "serve-$shape" 300 serve --shape "$shape" --synthetic "${REQUESTS:-96}" --json --csv "$out/h200-bench-serve.csv" \
         --steps-csv "$out/h200-bench-serve-steps.csv" --histogram "$out/h200-bench-serve-histogram.csv" ;;
     seeing) step seeing 400 python3 data/record_seeing.py "$out/seeing" ;;
     events_off) bench events_off 90 events-off --json ;;
