@@ -221,8 +221,8 @@ def make_recordable(answer: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
     except CgkitError as error:
         first = str(error).splitlines()[0]
         return wrong(f"It cannot be recorded yet: {first}")
-    if all(torch.equal(torch.as_tensor(one), torch.as_tensor(given[0])) for one in given):
-        return wrong("It can be recorded, but gives the same number for every x.")
+    if len({str(one + 0 if isinstance(one, torch.Tensor) else one) for one in given}) == 1:  # -0.0 + 0 is 0.0
+        return wrong(f"It can be recorded, but gives the same for every x: {given[0]}.")
     if off:
         return nearly(f"It can be recorded, but the numbers differ, for example for {off[0].tolist()}.")
     for x in inputs:
