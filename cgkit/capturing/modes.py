@@ -40,6 +40,8 @@ class ModeResolution(NamedTuple):
     said: str
     #: The mode that was asked for.
     asked: CUDAGraphMode
+    #: Whether attention will stand in graphs of batches that it does not support; ``said`` ends with that then.
+    unsafe: bool = False
 
     @property
     def changed(self) -> bool:
@@ -96,9 +98,11 @@ def resolve_cudagraph_mode(
     why = (
         f"this attention {_MAY[held]} ({held.name}), so {', and '.join(whys)}"
         if whys
-        else _as_asked(asked, held)
+        else _as_asked(asked, held, splitting)
     )
-    return ModeResolution(given, f"asked for {asked.name}, given {given.name}: {why}", asked)
+    risk = _risk(given, held, splitting)
+    said = f"asked for {asked.name}, given {given.name}: {why}{risk and f'; {risk}'}"
+    return ModeResolution(given, said, asked, bool(risk))
 
 
 def _without_attention(splitting: bool) -> str:
@@ -107,11 +111,22 @@ def _without_attention(splitting: bool) -> str:
     return "nothing is recorded, since attention is not cut out of the pieces"
 
 
-def _as_asked(asked: CUDAGraphMode, held: AttentionCGSupport) -> str:
+def _risk(given: CUDAGraphMode, held: AttentionCGSupport, splitting: bool) -> str:
+    """What nobody refuses and is wrong all the same: pieces that hold an attention which may not stand in a graph of
+    any batch. vLLM gives the mode too; its pieces hold none unless somebody names other splitting operators."""
+    if splitting or held is AttentionCGSupport.ALWAYS or not given.has_mode(_PIECEWISE):
+        return ""
+    return (
+        f"it is not cut out, so pieces are recorded with it inside and may compute nonsense ({held.name}): name it in "
+        "splitting_ops, or use another mode"
+    )
+
+
+def _as_asked(asked: CUDAGraphMode, held: AttentionCGSupport, splitting: bool) -> str:
     """Why nothing had to be changed."""
     if asked is _NONE:
         return "nothing is to be recorded"
-    if asked is _PIECEWISE:
+    if asked is _PIECEWISE and splitting:
         return f"attention stands between the recorded pieces, so it does not matter that it {_MAY[held]} ({held.name})"
     return f"this attention {_MAY[held]} ({held.name})"
 

@@ -18,7 +18,8 @@ import torch
 
 from cgkit import events
 from cgkit.config import CompilationConfig
-from cgkit.errors import CaptureError
+from cgkit.errors import CaptureError, ConfigError
+from cgkit.files import whole_file
 from cgkit.measuring.decode_bench import shape_of
 from cgkit.serving.engine import Engine
 from cgkit.serving.llama import PRESETS
@@ -50,11 +51,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         CaptureError: no GPU, and ``--device cpu`` was not given.
+        ConfigError: an option makes no sense.
     """
     import pandas as pd
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("cgkit bench engine measures a GPU, and there is none; --device cpu is a dry run")
+    if wrong := [number for number in (*args.batches, args.context, args.turns) if number < 1]:
+        raise ConfigError(f"{wrong[0]} among --batches, --context and --turns: use positive numbers")
     runner = make_runner(args)
     collected: dict[tuple[int, str], list[Any]] = {}
     cases = [(batch, ahead) for batch in args.batches for ahead in (True, False)]
@@ -68,7 +72,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     frame = pd.DataFrame([_row(batch, way, pd.concat(parts)) for (batch, way), parts in collected.items()])
     frame["emulated"] = args.device == "cpu"
     if args.csv:
-        frame.to_csv(args.csv, index=False)
+        with whole_file(args.csv) as path:
+            frame.to_csv(path, index=False)
     return {
         "shape": args.shape,
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu (emulated)",

@@ -104,6 +104,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             f"--modes {' '.join(args.modes)} --rounds {args.rounds}: name each mode once, and 1 round at least"
         )
+    numbers = {"max-num-seqs": args.max_num_seqs, "max-num-batched-tokens": args.max_num_batched_tokens}
+    if wrong := {name: number for name, number in numbers.items() if number < 1}:
+        raise ConfigError(
+            f"{', '.join(f'--{name} {number}' for name, number in wrong.items())}: use 1 or more"
+        )
     shape = shape_of(args.shape, args.layers)
     longest = min(args.max_model_len, shape.max_position_embeddings)
     fitted = requests_of(args, longest)

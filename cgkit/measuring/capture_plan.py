@@ -21,6 +21,7 @@ class CapturePlan(Shown):
         sizes: ascending; () records nothing.
         workload: what it was planned for.
         memory_budget, max_graphs: under which; None: no limit.
+        largest_candidate: the largest size that it was chosen from; None: no choice was made.
     """
 
     name: str
@@ -28,6 +29,7 @@ class CapturePlan(Shown):
     workload: Workload = field(repr=False)
     memory_budget: float | None = None
     max_graphs: int | None = None
+    largest_candidate: int | None = None
 
     @property
     def mode(self) -> str:
@@ -191,6 +193,10 @@ class CapturePlan(Shown):
     def _why_none(self) -> str:
         if self.max_graphs is not None and self.max_graphs < self.workload.graphs_per_size:
             return f"one takes {self.workload.graphs_per_size} graphs, and {self.max_graphs} are allowed"
+        top, batches = self.largest_candidate, self.workload.batches
+        if top is not None and len(batches) and top < batches.min():
+            least, choice = int(batches.min()), f"the largest of them has {top}" if top else "there are none"
+            return f"the smallest step has {least} tokens, and of the sizes to choose from {choice}"
         limited = self.memory_budget is not None or self.max_graphs is not None
         return "none fits the budget, or none is cheaper than no graph" if limited else "no graph is cheaper"
 

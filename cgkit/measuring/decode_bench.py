@@ -40,11 +40,12 @@ def shape_of(name: str, layers: int | None = None) -> LlamaConfig:
     """The preset ``name`` of a Llama, with another number of layers if that is given.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such preset, or a model of so many layers.
     """
-    if name not in PRESETS:
-        raise ConfigError(f"there is no shape {name!r}; use one of {', '.join(sorted(PRESETS))}")
-    return PRESETS[name].scaled(num_hidden_layers=layers) if layers else PRESETS[name]
+    shape = any_shape(name, layers)
+    if not isinstance(shape, LlamaConfig):
+        raise ConfigError(f"{name!r} is no shape of a Llama; use one of {', '.join(sorted(PRESETS))}")
+    return shape
 
 
 def any_shape(name: str, layers: int | None = None) -> Shape:

@@ -198,6 +198,7 @@ def _number(text: str) -> float:
     return value
 
 
+_MOST = 1e15
 _BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>MiB|MB|GiB|GB|graphs?|)", re.IGNORECASE)
 
 
@@ -211,6 +212,10 @@ def parse_budget(text: str) -> tuple[float | None, int | None]:
     if not found or (found["unit"].lower().startswith("graph") and found[2]):
         raise ConfigError(f"--budget {text!r}: give MiB (512, 512MiB, 2GiB) or a number of graphs (40graphs)")
     number, unit = float(found["number"]), found["unit"].lower()
+    if number > _MOST:
+        raise ConfigError(
+            f"--budget {text[:20]}...: that is no limit; leave it out, or give up to {_MOST:.0e}"
+        )
     if unit.startswith("graph"):
         return None, int(number)
     scale = {"": MIB, "mib": MIB, "mb": 10**6, "gib": 2**30, "gb": 10**9}[unit]
@@ -241,6 +246,11 @@ def _layers(shape: str) -> int:
 def _steps(args: argparse.Namespace, cost: StepCost) -> tuple[SimulatedTraffic | None, Any]:
     """The traffic, if it is simulated, and the histogram."""
     if args.histogram:
+        if args.split or args.speed != 1:
+            raise ConfigError(
+                "--split and --speed say how a --trace is served; the steps of a --histogram are there already. For "
+                "decode steps only take --mode FULL_DECODE_ONLY and a column kind"
+            )
         return None, read_histogram(args.histogram)
     traffic = simulate_traffic(
         read_requests(args.trace),
@@ -306,6 +316,12 @@ def _notes(
         notes.append(
             f"{above:.1%} of the steps are larger than the largest measured one ({cost.points[-1]} tokens): their "
             "cost is extrapolated"
+        )
+    too_large = frame.loc[frame["batch"] > _largest(args), "count"].sum() / frame["count"].sum()
+    if too_large:
+        notes.append(
+            f"{too_large:.1%} of the steps are larger than the largest size that may be planned ({_largest(args)}; "
+            "--largest sets it): they run without a graph, also where an engine's list goes further"
         )
     if found.plan.sizes and found.plan.sizes[-1] < args.max_num_seqs:
         notes.append(

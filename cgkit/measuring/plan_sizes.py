@@ -65,7 +65,7 @@ def plan_capture_sizes(
     limit, most = limits(memory_budget, max_graphs, workload)
     chosen = whole_sizes("candidates", candidates) if candidates is not None else workload.candidates()
     sizes = best_sizes(workload.choice(chosen, limit, most)) if len(chosen) else ()
-    return CapturePlan("plan", sizes, workload, limit, max_graphs)
+    return CapturePlan("plan", sizes, workload, limit, max_graphs, max(chosen, default=0))
 
 
 def price_sizes(

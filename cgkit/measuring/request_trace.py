@@ -165,5 +165,6 @@ def _length(text: str, where: str) -> int:
     except ValueError:
         raise RequestTraceError(f"{where}: {text!r} is no whole number of tokens") from None
     if not 1 <= value < _TOO_LONG:
-        raise RequestTraceError(f"{where}: {value} tokens; a length is at least 1")
+        wrong = "at least 1" if value < 1 else f"below {_TOO_LONG:,}"
+        raise RequestTraceError(f"{where}: {value} tokens; a length is {wrong}")
     return value

@@ -10,6 +10,7 @@ and to the host behind an event.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -78,6 +79,7 @@ class Arrival:
     sampling: SamplingParams = GREEDY
     stop_at_eos: bool = True
     request_id: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class _Launched(NamedTuple):
@@ -173,6 +175,8 @@ class Engine(Shown):
                 name is taken. Nothing has changed then: the engine goes on serving the others.
         """
         name = self._free_name() if request_id is None else request_id
+        if not isinstance(name, str):
+            raise ServingError(f"request_id={name!r}: give a text, or None for a number of the engine's own")
         if name in self.requests:
             raise ServingError(f"request_id={name!r} is being served: give another name, or none")
         request = self.runner.make_request(
@@ -237,7 +241,8 @@ class Engine(Shown):
         began, source = clock(), iter(arrivals)
         coming = next(source, None)
         while coming is not None or self.has_work:
-            while coming is not None and coming.at_s <= clock() - began:
+            # What comes at no time (NaN, infinity) is due at once, and refused: nobody behind it could be served.
+            while coming is not None and not clock() - began < coming.at_s < math.inf:
                 yield from self._arrive(coming)
                 coming = next(source, None)
             if self.has_work:
@@ -247,11 +252,14 @@ class Engine(Shown):
 
     def _arrive(self, each: Arrival) -> Iterator[RequestOutput]:
         try:
+            if not math.isfinite(each.at_s):
+                raise ServingError(f"at_s={each.at_s}: a request arrives at a finite number of seconds")
             self.add_request(
                 each.prompt,
                 each.max_tokens,
                 each.sampling,
                 stop_at_eos=each.stop_at_eos,
+                stop_token_ids=each.stop_token_ids,
                 request_id=each.request_id,
             )
         except ServingError as error:

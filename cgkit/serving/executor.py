@@ -59,7 +59,7 @@ class Executor:
         self.support, self.attention_cut = support, cuts_attention(config)
         self.resolution = resolve_cudagraph_mode(config.mode, support, self.attention_cut)
         self.mode = self.resolution.mode
-        if self.resolution.changed:
+        if self.resolution.changed or self.resolution.unsafe:
             logger.warning("cudagraph_mode: %s", self.resolution.said)
         self.sizes = CaptureSizes.resolve(config) if self.mode else None
         self.traced: TracedGraph | None = None

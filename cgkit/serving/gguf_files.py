@@ -106,6 +106,12 @@ def _config(reader: Any, path: Path) -> LlamaConfig:
         raise ServingError(
             f"{path} holds a model of architecture {architecture!r}; cgkit.serving runs 'llama'"
         )
+    stretched = get("llama.rope.scaling.type", "none")
+    if stretched != "none":
+        raise ServingError(
+            f"{path} stretches its rotary positions (llama.rope.scaling.type={stretched!r}), which is not read from "
+            "GGUF here: take the folder of safetensors of the same model"
+        )
     heads, width = get("llama.attention.head_count"), get("llama.embedding_length")
     names = {tensor.name for tensor in reader.tensors}
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")

@@ -39,6 +39,9 @@ class StepInputs:
     def __init__(self, inputs: InputBatch, queue: DeviceQueue, areas: int = DEPTH) -> None:
         self.inputs, self.queue = inputs, queue
         inputs.buffers.stage_in(areas, queue)
+        inputs.writes += (
+            1  # an engine before this one must not go on from what stood in the memory of its own
+        )
         reqs, device = inputs.max_reqs, inputs.device
         # Which row of the step before each token on the device comes from, and which token of this step it becomes.
         self.origins = PersistentBuffers(

@@ -108,8 +108,8 @@ def build_model(
     ]
     if missing or extra or wrong:
         raise ServingError(
-            f"the weights do not fit {config.name}: missing {_few(missing)}, unknown {_few(extra)}, "
-            f"other shape {_few(wrong)}"
+            f"the weights do not fit {config.name}: missing {few_names(missing)}, unknown {few_names(extra)}, "
+            f"other shape {few_names(wrong)}"
         )
     model.load_state_dict(held, assign=True)
     model.tie_weights()
@@ -148,12 +148,14 @@ def named_shape(name: str, layers: int | None = None) -> Shape:
     """The shape ``name`` of either family, with another number of layers if that is given.
 
     Raises:
-        ServingError: there is no such shape.
+        ServingError: there is no such shape, or ``layers`` is below 1.
     """
     shapes: dict[str, Shape] = {**PRESETS, **OPT_PRESETS}
     if name not in shapes:
         raise ServingError(f"there is no shape {name!r}; use one of {', '.join(sorted(shapes))}")
-    return shapes[name].scaled(num_hidden_layers=layers) if layers else shapes[name]
+    if layers is not None and layers < 1:
+        raise ServingError(f"layers={layers}: a model has 1 at least")
+    return shapes[name] if layers is None else shapes[name].scaled(num_hidden_layers=layers)
 
 
 def random_model(
@@ -172,17 +174,29 @@ def read_folder(folder: Path) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
         ServingError: a file is missing, cannot be read, or is no plain Llama.
     """
     load_file = need("safetensors.torch").load_file
-    files = sorted(folder.glob("*.safetensors"))
-    if not files or not (folder / "config.json").is_file():
+    if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
         raise ServingError(f"{folder} is no model: it needs config.json and at least one *.safetensors file")
     try:
         config = LlamaConfig.from_hf(json.loads((folder / "config.json").read_text()), name=folder.name)
-        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        weights = {name: tensor for file in _weight_files(folder) for name, tensor in load_file(file).items()}
     except ServingError:
         raise
     except Exception as error:  # safetensors and json raise their own kinds
         raise ServingError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     return config, weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """What ``transformers`` would read: one file, or the shards that the index names; without either all files.
+
+    Folders as published hold the same weights once more, named for other programs (``consolidated.safetensors``).
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return sorted(folder.glob("*.safetensors"))
 
 
 def converted(gguf: Path) -> Path:
@@ -257,5 +271,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     return LoadedModel(model, config, load_tokenizer(folder), name)
 
 
-def _few(names: list[str]) -> str:
+def few_names(names: list[str]) -> str:
+    """The first three of ``names``, and how many more there are."""
     return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" or "none"

@@ -52,6 +52,17 @@ def test_a_mode_becomes_what_vllm_makes_of_it(asked, support, cut, length, given
     assert again.mode is found.mode and not again.changed
 
 
+@pytest.mark.parametrize(("asked", "support", "cut", "length", "given"), CASES)
+def test_where_attention_stands_is_said_as_it_is(asked, support, cut, length, given):
+    """Pieces hold the attention that is not cut out; vLLM gives the mode all the same, and so the sentence warns."""
+    if given == "-":
+        return
+    found = resolve_cudagraph_mode(asked, support, cut, length)
+    assert cut or "between" not in found.said
+    assert found.unsafe == (not cut and support != "ALWAYS" and given in (P, B))
+    assert ("with it inside" in found.said) == found.unsafe
+
+
 def test_the_frame_holds_the_rule():
     frame = resolutions_frame(uniform_query_lens=(1, 3))
     wanted = {(a, s, c, n): "refused" if g == "-" else g for a, s, c, n, g in CASES}
@@ -86,5 +97,9 @@ def test_a_runner_says_what_became_of_its_mode(caplog):
     caplog.clear()
     Executor(model, config)
     assert caplog.text == ""
+    uncut = CompilationConfig(splitting_ops=["aten::mm"], cudagraph_capture_sizes=[1, 2])
+    with caplog.at_level(logging.WARNING, logger="cgkit"):
+        Executor(model, uncut, AttentionCGSupport.NEVER)
+    assert "with it inside and may compute nonsense" in caplog.text
     with pytest.raises(ConfigError, match="NEVER"):
         Executor(model, config, AttentionCGSupport.NEVER)

@@ -159,6 +159,7 @@ def test_the_chart(histogram, tmp_path, capfd, ending):
             "line 1: the columns TIMESTAMP, ContextTokens, GeneratedTokens are missing",
         ),
         (["--trace", "TRACE", "--speed", "0"], "speed=0"),
+        (["--histogram", "HISTOGRAM", "--split"], "--split and --speed say how a --trace is served"),
         (["--trace", "TRACE", "--max-num-seqs", "4096"], "max_num_batched_tokens=2048 is below"),
     ],
 )
@@ -190,6 +191,22 @@ def test_nothing_may_be_recorded(histogram, capfd):
     assert "trimmed       0 of 4" in out
 
 
+def test_steps_beyond_the_largest_size_are_named_as_the_reason(tmp_path, capfd):
+    """Nothing is dear here, and nothing lacks room: no size that may be planned is large enough."""
+    path = tmp_path / "large.csv"
+    path.write_text("batch_size,count\n700,10\n900,3\n")
+    status, out, _ = run(capfd, "--histogram", path)
+    assert (
+        status == 0 and "no sizes: the smallest step has 700 tokens, and of the sizes to choose from" in out
+    )
+    assert "100.0% of the steps are larger than the largest size that may be planned (512; --largest" in out
+    costs = tmp_path / "costs.csv"
+    costs.write_text("batch,replayed_ms,uncaptured_ms\n1,1,5\n1000,2,9\n")
+    _, out, _ = run(capfd, "--histogram", path, "--step-cost", costs, "--largest", "700")
+    assert "sizes: [700]" in out and "23.1% of the steps are larger" in out
+    assert "may be planned" not in run(capfd, "--histogram", path, "--largest", "900")[1]
+
+
 @pytest.mark.parametrize(
     ("text", "limits"),
     [
@@ -205,7 +222,9 @@ def test_budgets_in_words(text, limits):
     assert parse_budget(text) == limits
 
 
-@pytest.mark.parametrize("text", ["", "-5", "x", "5.5graphs", "1 TiB", "graphs"])
+@pytest.mark.parametrize(
+    "text", ["", "-5", "x", "5.5graphs", "1 TiB", "graphs", "9" * 400, "9" * 400 + "graphs"]
+)
 def test_budgets_that_are_none(text):
     with pytest.raises(ConfigError, match="--budget"):
         parse_budget(text)

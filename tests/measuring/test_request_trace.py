@@ -61,6 +61,7 @@ def test_other_names_orders_times_and_line_ends(tmp_path):
         ("a,b\n1,2\n", "line 1: the columns .*are missing"),
         (f"{HEADER}\n2.0,1,1\n1.0,1,1\n", "line 3, column TIMESTAMP: '1.0' is earlier"),
         (f"{HEADER}\n2.0,0,1\n", "line 2, column ContextTokens: 0 tokens"),
+        (f"{HEADER}\n2.0,99999999999,1\n", "line 2, column ContextTokens: 99999999999 tokens; .* below"),
         (f"{HEADER}\n2.0,1,-4\n", "line 2, column GeneratedTokens: -4 tokens"),
         (f"{HEADER}\n2.0,1,1\n\n3.0,1,two\n", "line 4, column GeneratedTokens: 'two' is no whole"),
         (f"{HEADER}\n2.0,1\n", "line 2, column GeneratedTokens: '' is no whole"),

@@ -250,6 +250,23 @@ def test_bench_engine_takes_a_step_apart(tmp_path):
     assert (parts > 0).all().all() and (frame["outside_model_us"] > parts.max(axis=1)).all()
 
 
+@pytest.mark.parametrize(
+    ("bench", "arguments", "says"),
+    [
+        (bench_engine, ["--turns", "0"], "0 among --batches, --context and --turns"),
+        (bench_engine, ["--context", "0"], "0 among"),
+        (bench_engine, ["--batches", "4", "-1"], "-1 among"),
+        (bench_engine, ["--layers", "0"], "layers=0"),
+        (bench_serve, ["--max-num-seqs", "0"], "--max-num-seqs 0: use 1 or more"),
+        (bench_serve, ["--max-num-batched-tokens", "0"], "--max-num-batched-tokens 0: use 1"),
+        (bench_serve, ["--layers", "0"], "layers=0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_their_own_name(bench, arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        bench.run(options(bench, *arguments))
+
+
 def test_benchmarks_of_a_gpu_say_so_without_one(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for name in ("serve", "engine"):

@@ -256,6 +256,8 @@ def test_bad_requests_are_refused_and_the_others_are_served(arguments, options, 
 
 def test_a_name_is_taken_until_its_request_has_ended():
     engine = Engine(runner_of("EAGER"))
+    with pytest.raises(ServingError, match=r"request_id=\['me'\]: give a text"):
+        engine.add_request([1], 2, request_id=["me"])
     engine.add_request([1], 2, request_id="me")
     with pytest.raises(ServingError, match="'me' is being served"):
         engine.add_request([1], 2, request_id="me")
@@ -294,6 +296,29 @@ def test_requests_that_arrive_over_time_are_served_as_they_come(expected):
     assert last.pop("empty").finish_reason == "refused"
     assert [last[f"r{number}"].token_ids for number in range(len(LENGTHS))] == expected
     assert all(first[each.request_id] >= each.at_s for each in arrivals) and clock.slept > 2
+
+
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), float("-inf")])
+def test_an_arrival_at_no_time_is_refused_and_the_others_are_served(at_s, expected):
+    clock = Clock()
+    arrivals = [
+        Arrival(0.5 * number, p, n, stop_at_eos=False) for number, (p, n, _) in enumerate(requests_of()[:3])
+    ]
+    arrivals.insert(1, Arrival(at_s, [1], 3, request_id="never"))
+    last = {}
+    for output in Engine(runner_of("EAGER")).serve(arrivals, clock=clock, sleep=clock.sleep):
+        last[output.request_id] = output
+        assert clock.now < 200, "it waits for ever"
+    assert last.pop("never").error.startswith(f"at_s={at_s}")
+    assert [last[str(number)].token_ids for number in range(3)] == expected[:3]
+
+
+def test_an_arrival_has_end_tokens_of_its_own(expected):
+    stop = expected[0][5]
+    prompt = prompts_of(LENGTHS)[0]
+    engine = Engine(runner_of("EAGER"))
+    *_, last = engine.serve([Arrival(0, prompt, 12, stop_at_eos=False, stop_token_ids=(stop,))])
+    assert last.finish_reason == "stop" and last.token_ids == expected[0][: expected[0].index(stop) + 1]
 
 
 def test_every_step_says_what_it_was():
@@ -378,6 +403,23 @@ def test_an_engine_and_its_runner_take_turns(ahead, expected):
         if number in (4, 5, 9):
             assert runner.generate([prompts_of(LENGTHS)[0]], 12)[0].token_ids == expected[0]
     assert answer == expected[2] and name not in engine.requests
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["async", "sync"])
+def test_a_second_engine_of_a_runner_does_not_spoil_the_first_ones_steps(ahead, expected):
+    """It exchanges the memory that the first one goes on from; a notebook's cell that runs twice does so."""
+    runner = runner_of("FULL_AND_PIECEWISE")
+    first = Engine(runner, async_scheduling=ahead)
+    names = [first.add_request(p, n, stop_at_eos=False) for p, n, _ in requests_of()[:3]]
+    last = {output.request_id: output for _ in range(6) for output in first.step()}
+    second = Engine(runner, async_scheduling=ahead)
+    last.update({output.request_id: output for _ in range(2) for output in first.step()})
+    other = second.add_request(prompts_of(LENGTHS)[5], 15, stop_at_eos=False)
+    answer = []
+    while first.has_work or second.has_work:
+        last.update({output.request_id: output for output in first.step()})
+        answer += [output.token for output in second.step() if output.request_id == other]
+    assert [last[name].token_ids for name in names] == expected[:3] and answer == expected[5]
 
 
 def test_blocks_that_somebody_else_holds_are_an_error_and_not_a_loop():

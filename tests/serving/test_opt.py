@@ -68,3 +68,6 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         TOY.scaled(num_attention_heads=5)
     with pytest.raises(ServingError, match="opt-125m"):
         named_shape("opt-126m")
+    for layers in (0, -2):  # 0 is not "all of them"
+        with pytest.raises(ServingError, match=f"layers={layers}"):
+            named_shape("opt-125m", layers)

@@ -20,7 +20,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "models"
 
 
-def write_gguf(path, model):
+def write_gguf(path, model, scaling=None):
     """``model`` as llama.cpp's converter writes it: its names, its order of rows, Q8_0 where it fits."""
     import gguf
 
@@ -35,6 +35,8 @@ def write_gguf(path, model):
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
     outside = {v: k for k, v in gguf_files._OUTSIDE.items()}
     inside = {v: k for k, v in gguf_files._IN_LAYER.items()}
     for name, tensor in model.state_dict().items():
@@ -88,6 +90,40 @@ def test_a_folder_as_transformers_writes_it(tmp_path):
     assert loaded.config == TOY and loaded.tokenizer is None
     mine, theirs = loaded.model.state_dict(), model.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+
+@pytest.mark.parametrize("shards", [None, "30KB"])
+def test_what_else_lies_in_a_folder_is_not_read(tmp_path, shards):
+    """Folders as published hold their weights once more, for other programs."""
+    from safetensors.torch import save_file
+
+    from .helpers import in_transformers
+
+    model = toy()
+    folder = tmp_path / "toy"
+    in_transformers(model).save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
+    assert len(list(folder.glob("*.safetensors"))) > 1 or shards is None
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / "consolidated.safetensors")
+    read = load_model(str(folder)).model.state_dict()
+    assert all(torch.equal(read[name], tensor) for name, tensor in model.state_dict().items())
+    if shards:
+        shard = min(folder.glob("model-*.safetensors"))
+        shard.unlink()
+        with pytest.raises(ServingError, match=f"cannot be read: .*{shard.name}"):
+            load_model(str(folder))
+
+
+def test_a_gguf_with_stretched_positions_is_refused(tmp_path):
+    """Read as if they were not, its answers would be wrong beyond the first positions, and fluent."""
+    import gguf
+
+    for scaling, refused in ((gguf.RopeScalingType.LINEAR, True), (gguf.RopeScalingType.NONE, False)):
+        write_gguf(tmp_path / "toy.gguf", toy(), scaling)
+        if refused:
+            with pytest.raises(ServingError, match=r"llama.rope.scaling.type='linear'"):
+                gguf_files.read_gguf(tmp_path / "toy.gguf")
+        else:
+            assert gguf_files.read_gguf(tmp_path / "toy.gguf")[0].rope_theta == TOY.rope_theta
 
 
 def test_gguf_comes_back_as_it_was(tmp_path):

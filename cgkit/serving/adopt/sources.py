@@ -10,7 +10,7 @@ import torch
 from cgkit.errors import ServingError
 from cgkit.serving.gguf_files import bundled_smollm2
 from cgkit.serving.tokenizer import load_tokenizer, need
-from cgkit.serving.weights import SMOLLM2, converted
+from cgkit.serving.weights import SMOLLM2, converted, few_names
 
 
 class Found(NamedTuple):
@@ -61,11 +61,16 @@ def _from_files(given: str | Path, dtype: torch.dtype, device: torch.device | st
         )
     transformers = need("transformers")
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=dtype, local_files_only=True, trust_remote_code=False
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # transformers, safetensors and json raise their own kinds
         raise ServingError(f"{source} cannot be read: {type(error).__name__}: {error}") from error
+    if missing := sorted(report.get("missing_keys") or ()):
+        raise ServingError(
+            f"{source} lacks weights that its config.json asks for, and transformers would draw them at random: "
+            f"{few_names(missing)}. Complete the folder, or correct config.json"
+        )
     return Found(model.to(device), name, f"{source} (local files)", load_tokenizer(path))
 
 

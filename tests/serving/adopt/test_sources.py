@@ -1,5 +1,6 @@
 """Where an adopted model comes from: an object, a folder, a GGUF file, a configuration."""
 
+import json
 import re
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def test_a_folder_as_transformers_writes_it(name, tmp_path):
         assert adopted.config.name == "mine" and adopted.tokenizer is None
     (answer,) = Runner(adopted, config=EAGER, max_model_len=32).generate([[5, 6, 7]], 6, stop_at_eos=False)
     assert answer.token_ids == alone(model, [5, 6, 7], 6)
+
+
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(tmp_path):
+    family("OPT").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ServingError, match=r"lacks weights .*at random: model.decoder.layers.2.*and 13 more"):
+        cgkit.adopt(tmp_path)
 
 
 def test_random_weights_from_a_configuration_are_the_seeds():
