@@ -189,9 +189,13 @@ class _LazyParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         if self.load is not None:
             from cgkit.measuring.bench_charts import add_out
+            from cgkit.measuring.bench_options import add_csv, say_defaults
 
             self.load().add_arguments(self)
             add_out(self, self.bench)
+            if self.bench:
+                add_csv(self)
+            say_defaults(self)
             self.load = None
         return super().parse_known_args(args, namespace)
 
@@ -225,8 +229,9 @@ def machine_readable(on: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[None]:
-    """Draws :class:`cgkit.events.Progress` on standard error: bars on a terminal, else a line a stage."""
+def progress_bars(only: str = "") -> Iterator[None]:
+    """Draws :class:`cgkit.events.Progress` on standard error: bars on a terminal, else a line a stage. ``only``: this
+    stage alone, of a command that goes the whole road many times."""
     from tqdm import tqdm
 
     from cgkit import events
@@ -235,6 +240,8 @@ def progress_bars() -> Iterator[None]:
     terminal = sys.stderr.isatty()
 
     def show(event: events.Progress) -> None:
+        if only and event.stage != only:
+            return
         if not terminal:
             if event.done >= event.total:
                 print(f"  {event.stage}: {event.what or 'done'}", file=sys.stderr, flush=True)
@@ -291,7 +298,8 @@ def run_doctor(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]
         print(text_table(frame), file=sys.stderr if args.json else sys.stdout)
         write({"codes": frame.to_dict("records")})
         return 0
-    report = command.run(args)
+    with progress_bars("checking"):
+        report = command.run(args)
     print(repr(report), file=sys.stderr if args.json else sys.stdout)
     write(report.facts())
     return 1 if report.errors else 0
@@ -301,7 +309,8 @@ def run_hazards(args: argparse.Namespace, write: Callable[[dict[str, Any]], None
     """``cgkit hazards``."""
     from cgkit.hazards import command
 
-    result = command.run(args)
+    with progress_bars("exhibits"):
+        result = command.run(args)
     print(result.text, file=sys.stderr if args.json else sys.stdout)
     write(result.facts)
     return 0 if result.ok else 1
@@ -320,11 +329,14 @@ def run_plan(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) 
 
 def run_bench(args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> int:
     """``cgkit bench NAME``: a table, or with ``--json`` the facts."""
+    from cgkit.measuring.bench_options import check_outputs, write_table
     from cgkit.plotting.tables import text_table
 
+    check_outputs(args)
     with progress_bars():
         facts = dict(args.load().run(args))
     frame, out = facts.pop("frame"), sys.stderr if args.json else sys.stdout
+    write_table(args, frame)
     print(text_table(frame), file=out)
     for title, table in facts.pop("tables", {}).items():
         print(f"\n{title}\n{text_table(table)}", file=out)

@@ -8,7 +8,7 @@ nobody reads costs one attribute check when guarded by :func:`has_readers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -27,6 +27,7 @@ class Event:
 
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 
 
 # --- tracing ---------------------------------------------------------------------------------
@@ -285,6 +286,14 @@ def emit(event: Event) -> None:
     """Hands ``event`` to every reader of its type, in the order in which they subscribed."""
     for reader in type(event).readers:
         reader(event)
+
+
+def counted(stage: str, items: Sequence[T], what: Callable[[T], str] = str) -> Iterator[T]:
+    """The ``items``, while readers of :class:`Progress` see which of them is at work and how many are done."""
+    for done, item in enumerate(items):
+        emit(Progress(stage, done, len(items), what(item)))
+        yield item
+    emit(Progress(stage, len(items), len(items)))
 
 
 def has_readers(kind: type[Event]) -> bool:

@@ -2,9 +2,11 @@
 
 ::
 
+    from cgkit.plotting import memory_charts
+
     cgkit.recordings.list()                             # a table of what there is
     frame = cgkit.recordings.load("h200-memory-ledger-llama-3.2-1b")
-    cgkit.plotting.memory_charts.ledger(frame, cgkit.recordings.about("h200-memory-ledger-llama-3.2-1b"))
+    memory_charts.ledger(frame, cgkit.recordings.about("h200-memory-ledger-llama-3.2-1b"))
 
 They lie in ``data/recordings/`` of the repository, each named in a ``manifest-*.json`` beside it, which says how it
 was made. An installed wheel has no such folder: name one with the environment variable ``CGKIT_RECORDINGS`` or with

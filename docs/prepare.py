@@ -32,6 +32,11 @@ def unlinked(text: str, folder: Path, pages: set[Path]) -> str:
     return LINK.sub(keep, text)
 
 
+def placed(text: str) -> str:
+    """A page of ``docs/`` as it stands in the site, whose root is ``docs/``: a link out of it is one folder shorter."""
+    return text.replace("](../../", "](../")
+
+
 def as_a_page(text: str) -> str:
     """A notebook's text without the cell that only Colab needs; code that Jupyter folds away is folded here too."""
     notebook = json.loads(text)
@@ -80,7 +85,7 @@ def main() -> None:
             continue
         text = path.read_text(encoding="utf-8")
         elsewhere = path.parent == ROOT or "notebooks" in path.parts
-        target.write_text(unlinked(text, path.parent, pages) if elsewhere else text)
+        target.write_text(unlinked(text, path.parent, pages) if elsewhere else placed(text))
 
     def no_picture(_: str, names: list[str]) -> list[str]:
         return [name for name in names if "." in name and not name.endswith(".svg")]

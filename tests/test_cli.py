@@ -154,6 +154,37 @@ def test_a_benchmark_is_asked_for_its_options_only_when_it_is_named(monkeypatch,
         cli.main(["bench", "other"])
 
 
+def test_every_benchmark_writes_its_table_and_says_its_defaults(monkeypatch, capfd, tmp_path):
+    import pandas as pd
+
+    ran = []
+
+    def add_arguments(parser):
+        parser.add_argument("--steps", type=int, nargs="+", default=[4, 16], help="100 % of them")
+
+    def run(args):
+        ran.append(args)
+        return {"frame": pd.DataFrame({"n": [1.5]})}
+
+    bench = SimpleNamespace(add_arguments=add_arguments, run=run)
+    monkeypatch.setitem(cli.BENCHES, "fake", ("nothing", lambda: bench))
+    assert cli.main(["bench", "fake", "--csv", str(tmp_path / "new" / "t.csv")]) == 0
+    assert (tmp_path / "new" / "t.csv").read_text() == "n\n1.5\n" and len(ran) == 1
+    assert cli.main(["bench", "fake", "--csv", str(tmp_path)]) == 1 and len(ran) == 1  # said before the work
+    assert "cannot be written" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "fake", "--help"])
+    assert "100 % of them (default: 4 16)" in capfd.readouterr().out
+
+
+def test_the_crossover_is_no_silent_quarter_of_an_hour_on_a_laptop(monkeypatch, capfd):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "crossover"]) == 1
+    assert "--device cpu" in capfd.readouterr().err
+
+
 def test_a_benchmark_draws_its_chart(monkeypatch, capfd, tmp_path):
     from tests.plotting import frames
 

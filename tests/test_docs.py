@@ -24,6 +24,25 @@ def test_the_link_check_tells_broken_from_whole(tmp_path):
     assert problems(tmp_path / "empty") != []
 
 
+def test_every_link_between_the_committed_pages_leads_to_a_file():
+    root, broken = DOCS.parent, []
+    pages = [
+        root / "README.md",
+        *(p for name in ("cgkit", "data", "docs", "notebooks") for p in (root / name).rglob("*.md")),
+    ]
+    for page in (page for page in pages if "_build" not in page.parts):
+        for _, _, target in prepare["LINK"].findall(page.read_text(encoding="utf-8")):
+            path = target.split("#")[0]
+            if path and not target.startswith(("http", "mailto:")) and not (page.parent / path).exists():
+                broken.append(f"{page.relative_to(root)}: {target}")
+    assert len(pages) > 15 and broken == []
+
+
+def test_a_page_of_the_docs_links_out_of_its_folder_in_the_site_too():
+    text = (DOCS / "zh" / "quickstart.md").read_text(encoding="utf-8")
+    assert "](../../notebooks/README.md)" in text and "](../notebooks/README.md)" in prepare["placed"](text)
+
+
 def test_a_badge_keeps_its_picture_and_its_address_and_a_link_to_no_page_only_its_words(tmp_path):
     (tmp_path / "colab.svg").write_text("<svg/>")
     (tmp_path / "src").mkdir()

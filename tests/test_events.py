@@ -101,3 +101,13 @@ def test_the_lock_names_the_model_and_the_way_out():
     lock.locked = True
     with pytest.raises(CaptureLockedError, match=r"(?s)something.*Llama.*cudagraph_capture_sizes"):
         lock.check("something")
+
+
+def test_what_is_counted_says_how_far_it_is():
+    with events.record(events.Progress) as log:
+        assert list(events.counted("cases", [3, 5], lambda n: f"{n} layers")) == [3, 5]
+    assert [(e.stage, e.done, e.total, e.what) for e in log] == [
+        ("cases", 0, 2, "3 layers"),
+        ("cases", 1, 2, "5 layers"),
+        ("cases", 2, 2, ""),
+    ]

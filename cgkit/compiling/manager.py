@@ -98,7 +98,10 @@ class CompilerManager:
             with self.cache.active() if self.cache is not None else nullcontext():
                 piece = self._load(by, name, inputs, shape, key) if by.saves else None
                 if piece is None:
-                    piece = self._compile_and_keep(request)
+                    with self.cache.compiling() if self.cache is not None else nullcontext(False) as waited:
+                        if waited and by.saves:
+                            piece = self._load(by, name, inputs, shape, key)
+                        piece = piece or self._compile_and_keep(request)
             self._by_key[key] = piece
         return piece
 

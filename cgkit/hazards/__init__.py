@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cgkit import events
 from cgkit.errors import ConfigError
 from cgkit.hazards import (
     addresses,
@@ -103,7 +104,8 @@ def run(device: str = "cpu") -> pd.DataFrame:
     import pandas as pd
 
     shown = [each for each in EXHIBITS.values() if device == "cpu" or each.on_gpu]
-    return pd.DataFrame([show(each.id, device, apart=device != "cpu").row() for each in shown])
+    exhibits = events.counted("exhibits", shown, lambda each: each.id)
+    return pd.DataFrame([show(each.id, device, apart=device != "cpu").row() for each in exhibits])
 
 
 def table() -> pd.DataFrame:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cgkit import hazards
 from cgkit.display import Shown
+from cgkit.errors import ConfigError
 from cgkit.files import check_writable, whole_file
 from cgkit.plotting.tables import text_table
 
@@ -43,7 +44,9 @@ def run(args: argparse.Namespace) -> HazardsResult:
         frame = hazards.table()
         return HazardsResult(text_table(frame), {"rows": frame.to_dict("records")})
     if args.verb == "show":
-        visit = hazards.show(args.id or "(none)", args.device)
+        if not args.id:
+            raise ConfigError(f"say which exhibit: {', '.join(hazards.EXHIBITS)}")
+        visit = hazards.show(args.id, args.device)
         broken, fixed = visit.exhibit.code()
         text = f"{visit!r}\n\n--- broken\n{broken}\n\n--- fixed\n{fixed}"
         return HazardsResult(text, visit.row(), visit.as_described)

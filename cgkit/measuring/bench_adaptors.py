@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cgkit import events
 from cgkit.config import COMPILERS
 from cgkit.measuring.start_case import files_in, start
 
@@ -57,10 +58,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _starts(model: str, compiler: str) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        for process, cache, folder in (
-            ("first", "empty", one),
-            ("second", "full", one),
-            ("second", "empty", other),
+        cases = [("first", "empty", one), ("second", "full", one), ("second", "empty", other)]
+        for process, cache, folder in events.counted(
+            compiler, cases, lambda case: f"{case[0]} process, {case[1]} cache"
         ):
             found = start(model, compiler, Path(folder))
             files, size = files_in(Path(folder))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cgkit import events
 from cgkit.errors import CgkitError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def run(
     """
     import pandas as pd
 
-    table = pd.DataFrame([_in_fresh_process(depth, width, compiler, timeout_s) for depth in layers])
+    depths = events.counted("depths", layers, lambda depth: f"{depth} layers")
+    table = pd.DataFrame([_in_fresh_process(depth, width, compiler, timeout_s) for depth in depths])
     table["ratio"] = table["compile_s"] / table["compile_s"].iloc[0]
     return table
 

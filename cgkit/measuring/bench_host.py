@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV, with a manifest beside it")
-    parser.add_argument("--svg", metavar="FILE", help="draw the bars")
+    parser.add_argument("--out", "--svg", dest="svg", metavar="FILE", help="draw the bars")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

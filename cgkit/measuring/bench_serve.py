@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--histogram", metavar="FILE", help="batch sizes of the first mode, for cgkit plan --histogram"
     )
-    parser.add_argument("--chart", metavar="FILE", help="a picture (svg, png or pdf)")
+    parser.add_argument("--out", "--chart", dest="chart", metavar="FILE", help="a picture (svg, png or pdf)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

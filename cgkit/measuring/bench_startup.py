@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cgkit import events
 from cgkit.measuring.start_case import TOY, start
 
 #: tiny and real shape, and the depths of ``cgkit bench dedup``.
@@ -61,7 +62,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _starts(model: str, compiler: str, warm: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        starts = [start(model, compiler, Path(folder)) for _ in range(1 + warm)]
+        turns = events.counted(
+            model, range(1 + warm), lambda turn: f"warm start {turn}" if turn else "cold start"
+        )
+        starts = [start(model, compiler, Path(folder)) for _ in turns]
     cold, rows = starts[0], []
     for index, one in enumerate(starts):
         answer = one.pop("answer") if index else cold["answer"]

@@ -287,7 +287,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), metavar="N")
     parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache of each request")
     parser.add_argument("--repeats", type=int, default=40, help="counted steps of each row")
-    parser.add_argument("--device", default=None, choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument(
         "--csv", metavar="FILE", help="write the rows as CSV too: cgkit plan --step-cost takes it"
     )

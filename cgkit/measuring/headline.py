@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument("--limit-s", type=float, default=420.0, help="begin no part after so many seconds")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV, with a manifest beside it")
-    parser.add_argument("--svg", metavar="FILE", help="draw the table")
+    parser.add_argument("--out", "--svg", dest="svg", metavar="FILE", help="draw the table")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

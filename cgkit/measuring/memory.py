@@ -3,7 +3,9 @@
 Implements the article's "显存账：CUDA Graph 的池化与每档成本" (the memory bill: pooling and what each size
 costs). A :class:`Ledger` listens while something is captured::
 
-    with cgkit.measuring.memory.Ledger() as ledger:
+    from cgkit.measuring import memory
+
+    with memory.Ledger() as ledger:
         captured = cgkit.capture(compiled, sizes)
     ledger.plot()
 

@@ -352,9 +352,20 @@ class ExpectedWaste(Shown):
         return "\n".join(lines)
 
 
-def expected_waste(histogram: Any, ladders: Padding) -> ExpectedWaste:
-    """The waste of each of ``ladders`` if batches come as often as ``histogram`` says (:func:`as_histogram`)."""
+def expected_waste(
+    histogram: Any, ladders: Padding | Mapping[str, Sequence[int] | CaptureSizes | None] | Sequence[str]
+) -> ExpectedWaste:
+    """The waste of each of ``ladders`` if batches come as often as ``histogram`` says (:func:`as_histogram`).
+
+    Args:
+        histogram: batch size -> how often.
+        ladders: what :func:`padding` gave, or what it takes.
+
+    Raises:
+        ConfigError: an unknown name, or sizes or a histogram that make no sense.
+    """
     counts = as_histogram(histogram)
+    ladders = ladders if isinstance(ladders, Padding) else padding(ladders)
     rows = []
     for name, sizes in ladders.ladders.items():
         real = padded = captured_steps = captured_tokens = 0.0

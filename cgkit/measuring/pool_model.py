@@ -46,6 +46,9 @@ class PoolModel:
     each: Callable[[int], float]
     source: str = ""
 
+    def __repr__(self) -> str:
+        return f"PoolModel({self.source or 'given'}: shared(largest) + sum(each(size)); .bytes(sizes))"
+
     def bytes(self, sizes: Sequence[int]) -> int:
         """What recording ``sizes``, large to small, takes; 0 for none. Rounded up."""
         if not sizes:

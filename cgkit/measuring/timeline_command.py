@@ -58,7 +58,7 @@ class TimelineResult:
         shown = [*self.bills, *self.steps]
         device = f" · {t.about['device']}" if t.about.get("device") else ""
         lines = [f"{t.about['source']}{device}", "", text_table(reading_table(shown)), ""]
-        lines += [note for one in shown for note in one.notes]
+        lines += dict.fromkeys(note for one in shown for note in one.notes)
         return "\n".join([*lines, *t.complete(), f"page: {self.page}"])
 
 
@@ -174,7 +174,11 @@ def _html(result: TimelineResult) -> str:
     return page(
         f"Timeline of {t.about['source']}",
         escape(
-            " · ".join(str(t.about[key]) for key in ("model", "mode", "batch", "device") if t.about.get(key))
+            " · ".join(
+                f"batch {t.about[key]}" if str(t.about[key]).isdigit() else str(t.about[key])
+                for key in ("model", "mode", "batch", "device")
+                if t.about.get(key)
+            )
         ),
         facts,
         [bills, Section("The timeline", "", _timeline_parts(t)), complete],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cgkit.plotting.style import INK, About, new_axes, put_title, style
+from cgkit.plotting.style import ON_FILL, About, new_axes, put_title, style
 from cgkit.plotting.timeline_layout import GAPS, PAINTS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _stack(ax: Axes, y: float, parts: dict[str, float], longest: float, drawn: d
                 ha="center",
                 va="center",
                 fontsize=8.5,
-                color="white" if dark else INK,
+                color="white" if dark else ON_FILL,
                 bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2} if hatch else None,
             )
         left += width

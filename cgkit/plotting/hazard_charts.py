@@ -97,9 +97,11 @@ def road(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None = N
                 edgecolor="#8c959f", linewidth=1,
             )
         )  # fmt: skip
-        ax.text(at * 2 + 0.75, 0.52, row.stage, ha="center", va="center", fontweight="bold")
         ax.text(
-            at * 2 + 0.75, 0.2, row.verdict, ha="center", va="center", fontsize=9,
+            at * 2 + 0.75, 0.52, row.stage, ha="center", va="center", fontweight="bold", color=style.ON_FILL
+        )
+        ax.text(
+            at * 2 + 0.75, 0.2, row.verdict, ha="center", va="center", fontsize=9, color=style.ON_FILL,
             bbox={"facecolor": fill, "edgecolor": "none", "pad": 1},
         )  # fmt: skip
         if at:

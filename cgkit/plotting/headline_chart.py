@@ -64,8 +64,8 @@ def headline(frame: pd.DataFrame, about: About | None = None) -> Axes:
 @styled
 def panel(frame: pd.DataFrame, modes: list[str] | None = None, *, ax: Axes | None = None) -> Axes:
     """One model, case and batch: a bar a mode with the wall time; inside it the GPU's busy time, a tick for the CPU's,
-    a line for the floor. Behind it the time and how many times faster than eager that is. Without ``ax`` the figure
-    has a legend, too."""
+    a line for the floor. Behind it the time and how many times faster than eager that is (``*``: over ``twin_ms``).
+    Without ``ax`` the figure has a legend, too."""
     modes = modes or [mode for mode in LOOKS if mode in set(frame["mode"])]
     alone = ax is None
     ax = style.new_axes(ax, 7.4, 1.4 + 0.26 * len(modes))
@@ -85,8 +85,10 @@ def panel(frame: pd.DataFrame, modes: list[str] | None = None, *, ax: Axes | Non
             ax.barh(y, min(busy, wall), height=0.34, color=style.INK, alpha=0.72)
         if cpu:
             ax.plot([min(cpu, wall)] * 2, [y - 0.42, y + 0.42], color=style.INK, linewidth=1.6)
-        times = _number(row.get("ratio_to_eager"))
-        faster = "" if not times or mode == "eager" else f"  {1 / times:.{1 if times > 0.0505 else 0}f}×"
+        times, apart = _number(row.get("ratio_to_eager")), "*" if _number(row.get("twin_ms")) else ""
+        faster = (
+            "" if not times or mode == "eager" else f"  {1 / times:.{1 if times > 0.0505 else 0}f}×{apart}"
+        )
         ax.annotate(
             _ms(wall) + faster, (wall, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
         )
@@ -116,7 +118,7 @@ def _what(frame: pd.DataFrame) -> str:
     decode = frame[(frame["case"] == "decode") & frame["ratio_to_eager"].notna() & (frame["mode"] != "eager")]
     if decode.empty:
         return "Every way to run a model, side by side"
-    best = decode.loc[decode["ratio_to_eager"].idxmin()]
+    best = decode.iloc[int(decode["ratio_to_eager"].argmin())]  # several CSVs in one frame repeat their index
     return (
         f"Every way to run a model, side by side: at best {1 / best['ratio_to_eager']:.1f} times eager "
         f"({best['model']}, {best['mode']}, batch {int(best['batch'])})"
@@ -155,6 +157,9 @@ def _handles(frame: pd.DataFrame) -> list[Any]:
     if frame["floor_ms"].notna().any():
         label = "floor: weight bytes over copy bandwidth"
         handles.append(Line2D([], [], color=_FLOOR, linewidth=1.1, linestyle=(0, (4, 2)), label=label))
+    if "twin_ms" in frame and frame["twin_ms"].notna().any():
+        label = "* in a process of its own: × by way of FULL_AND_PIECEWISE in both"
+        handles.append(Line2D([], [], linestyle="none", label=label))
     return handles
 
 

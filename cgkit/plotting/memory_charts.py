@@ -56,6 +56,7 @@ def waterfall(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | Non
             ha="right" if before and not inside else "left",
             va="center",
             fontsize=9,
+            color=style.ON_FILL if inside else style.INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85} if inside else None,
         )
         if y + 1 < len(frame):

@@ -141,7 +141,7 @@ def coverage(frame: pd.DataFrame, about: About | None = None, *, ax: Axes | None
             )
             if (stop - start) > 0.0135 * most * len(text):
                 ax.text((batches[start] + batches[stop - 1]) / 2, y, text, ha="center", va="center", fontsize=8.5,
-                        color=style.INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+                        color=style.ON_FILL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
     from matplotlib.patches import Patch
 
     ax.set_yticks(range(len(kinds)), kinds)

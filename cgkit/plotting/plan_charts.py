@@ -114,6 +114,8 @@ def overview(
 
 
 def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     every = frame.groupby("batch", as_index=False).agg(count=("count", "sum"))
     total = every["count"].sum()
     held = frame[frame["captured"]].groupby("batch")["count"].sum()
@@ -138,6 +140,7 @@ def _histogram(ax: Axes, frame: pd.DataFrame, sizes: Sequence[int] | None) -> No
         ax.axvline(size + 0.5, color=style.PADDING, linewidth=0.8, alpha=0.8,
                    label="a recorded size" if not number else "")  # fmt: skip
     ax.set_xlim(0.5, most + 1)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     ax.set_ylim(0, max([*share, 1e-9]) * 1.12)
     beyond = total - shown["count"].sum()
     rest = (

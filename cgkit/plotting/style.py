@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 #: Text and axes. In HTML it becomes ``currentColor``, so that a picture follows a dark page.
 INK = "#24292f"
+#: Text on a light bar or box: it stays dark on a dark page, where the bar stays light.
+ON_FILL = "#1b1f24"
 COMPILED = "#0072b2"  # a piece that is compiled and recorded
 SPLITTING = "#e69f00"  # a piece that runs between the recorded ones (attention)
 SHARED = "#8fb9d6"  # a piece that uses the callable of an equal one

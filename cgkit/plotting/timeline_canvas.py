@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.style import INK, MEMORY
+from cgkit.plotting.style import MEMORY, ON_FILL
 from cgkit.plotting.timeline_layout import GAPS, Layout, Paint
 
 if TYPE_CHECKING:
@@ -238,9 +238,10 @@ class Canvas:
             solid_capstyle="butt",
         )  # fmt: skip
         if right - left > 0.14 * (self.window[1] - self.window[0]):
-            self.ax.annotate(
-                f"1 launch, {len(kernels)} kernels", ((left + right) / 2, y1), xytext=(0, 2.5),
-                textcoords="offset points", ha="center", va="bottom", fontsize=8, color=INK, zorder=4,
+            self.ax.annotate(  # at the left: in the middle stands the name of the call that waits for them
+                f"1 launch, {len(kernels)} kernels", (left, y1), xytext=(3, 3), textcoords="offset points",
+                ha="left", va="bottom", fontsize=7.5, color=ON_FILL, zorder=4, gid="cg-bracket-note",
+                bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.6},
             )  # fmt: skip
 
 
@@ -261,4 +262,4 @@ def short_name(name: str, chars: int) -> str:
 
 def _ink_on(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 128 else "#1b1f24"
+    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 128 else ON_FILL

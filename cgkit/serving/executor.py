@@ -73,6 +73,13 @@ class Executor:
         self._without_pieces = self.forward  # what serves a level that has none
         marks.register(self)
 
+    def __repr__(self) -> str:
+        recorded = f", {self.captured.num_graphs:,} graphs recorded" if self.captured is not None else ""
+        ready = "compiled" if self.is_compiled else "not compiled yet (capture_model(), or the first step)"
+        if self.config.level is CompilationLevel.NO_COMPILATION:
+            ready = "eager"
+        return f"Executor(level {self.config.level.value}, {self.mode.name}: {ready}{recorded})"
+
     # --- sizes -----------------------------------------------------------------------------------
 
     @property

@@ -158,6 +158,12 @@ class InputBatch:
         self._decode_of = (0, 0)  # requests and padded tokens of the last step, if it was a decode step
         self._fronts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def __repr__(self) -> str:
+        return (
+            f"InputBatch({self.max_tokens:,} tokens of {self.max_reqs:,} requests at most, "
+            f"{len(self.buffers.tensors)} buffers on {self.device})"
+        )
+
     @property
     def input_ids(self) -> torch.Tensor:
         """(max_tokens,) int64, at its fixed address."""

@@ -119,6 +119,14 @@ class Runner:
         )
         marks.register(self)
 
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Runner of {self.model.config.name}, {dtype} on {self.device}: at most {self.max_num_seqs} requests and "
+            f"{self.max_num_batched_tokens:,} tokens a step, {self.max_model_len:,} tokens a request\n"
+            f"  {self.executor!r}\n  {self.kv_cache!r}"
+        )
+
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
         """Marks what a step does beside the model: preparing its inputs, and sampling. See :mod:`cgkit.marks`."""
         marks.swap_attribute(self.inputs, "fill", marker.function(self.inputs.fill, "prepare"), undo)

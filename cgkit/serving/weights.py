@@ -44,6 +44,15 @@ class LoadedModel:
     tokenizer: Any
     source: str  # where the weights come from, for a reader
 
+    def __repr__(self) -> str:
+        weights = list(self.model.parameters())
+        kind = str(weights[0].dtype).removeprefix("torch.")
+        return (
+            f"LoadedModel({self.config.name}: {self.config.num_hidden_layers} layers, "
+            f"{sum(each.numel() for each in weights):,} parameters, {kind} on {weights[0].device}; {self.source}; "
+            f"tokenizer {type(self.tokenizer).__name__})"
+        )
+
 
 def load_model(
     name: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0

@@ -130,7 +130,7 @@ from cgkit.torch_hooks.symbols import (
     without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, with_lazy_bits
-from cgkit.torch_hooks.triton import triton_direct_launch, triton_version
+from cgkit.torch_hooks.triton import triton_call, triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
@@ -245,6 +245,7 @@ __all__ = [
     "trace_state",
     "traced_code",
     "tracing_context",
+    "triton_call",
     "triton_direct_launch",
     "triton_version",
     "upper_bounds",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from cgkit.torch_hooks.versions import gone
 
 
 def triton_direct_launch(compiled_kernel: Any) -> Callable[[Sequence[int], int, Sequence[Any]], None] | None:
@@ -40,3 +42,18 @@ def triton_version() -> str:
     except ImportError:
         return ""
     return triton.__version__
+
+
+def triton_call(keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """The kernel and the constant arguments behind a call of a Triton kernel of the model's own in a graph
+    (``triton_kernel_wrapper_mutation``), whose keywords only say where they stand in a table of this process.
+
+    None where ``keywords`` are of another operator. Run on torch 2.13 (CPU).
+    """
+    if not {"kernel_idx", "constant_args_idx"} <= keywords.keys():
+        return None
+    try:
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table as table
+    except ImportError:
+        raise gone("torch._higher_order_ops.triton_kernel_wrap.kernel_side_table") from None
+    return table.get_kernel(keywords["kernel_idx"]), table.get_constant_args(keywords["constant_args_idx"])

@@ -189,3 +189,28 @@ def test_a_function_of_torch_c_that_knows_no_module_is_known_by_its_name():
         graph((log, "python.nn_module"), (torch.add, [0], [1])), fakes(torch.ones(2), torch.ones(2))
     )
     assert key.portable and any("torch._C._log_api_usage_once" in line for line in key.lines)
+
+
+def test_a_triton_kernel_in_the_graph_is_itself_and_not_its_place_in_a_table():
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table as table
+
+    def of(kernel, constants):
+        places = {
+            "kernel_idx": table.add_kernel(kernel),
+            "constant_args_idx": table.add_constant_args(constants),
+        }
+        g = fx.Graph()
+        x = g.placeholder("x")
+        op = torch.ops.higher_order.triton_kernel_wrapper_mutation
+        g.call_function(op, (), {**places, "grid": [(1, 1, 1)], "kwargs": {"x": x}})
+        g.output((x,))
+        return content_key(fx.GraphModule(torch.nn.Module(), g), fakes(torch.randn(4)))
+
+    class Kernel:
+        pass
+
+    one, other = Kernel(), Kernel()
+    first, again = of(one, {"BLOCK": 16}), of(one, {"BLOCK": 16})  # other places in the table
+    assert first == again
+    assert len({first.lines, of(one, {"BLOCK": 32}).lines, of(other, {"BLOCK": 16}).lines}) == 3
+    assert not first.portable  # a second process cannot tell whether it is the same kernel

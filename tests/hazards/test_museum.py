@@ -138,10 +138,10 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(hazards, "EXHIBITS", kept)
     assert cli.main(["hazards", "run", "--csv", str(tmp_path / "run.csv")]) == 0
     assert list(pd.read_csv(tmp_path / "run.csv")["id"]) == list(kept)
-    capfd.readouterr()
+    assert capfd.readouterr().err.count("  exhibits: done") == 1  # and nothing of the stages inside of them
     assert cli.main(["hazards", "show", "key-miss", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["as_described"] is True
     assert cli.main(["hazards", "show"]) == 1
-    assert "there is no exhibit" in capfd.readouterr().err
+    assert "say which exhibit: size-gap, key-miss" in capfd.readouterr().err
     assert cli.main(["hazards", "list"]) == 0
     assert "vllm#19186" in capfd.readouterr().out

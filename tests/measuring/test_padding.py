@@ -99,6 +99,7 @@ def test_expected_waste_by_hand():
     assert found["waste_of_padded"] == pytest.approx(2 / (4 + 4 + 4 + 9))
     assert found["captured_steps"] == pytest.approx(3 / 4)
     assert found["captured_tokens"] == pytest.approx(10 / 19)
+    assert expected_waste({3: 2, 4: 1, 9: 1}, {"mine": [4, 8]}).to_frame().iloc[0].equals(found)
 
 
 @given(counts=st.dictionaries(st.integers(1, 200), st.integers(1, 50), min_size=1, max_size=20), sizes=SIZES)

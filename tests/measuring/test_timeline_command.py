@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cgkit import cli
+from cgkit import cli, recordings
 from cgkit.errors import CgkitError, TimelineError
 from cgkit.measuring import timeline_command
 from tests.measuring.foreign import trace_path
@@ -63,6 +63,12 @@ def test_the_terminal_has_the_bill_and_how_complete_it_is(trace, tmp_path, capfd
         "page.html",
     ):
         assert part in out
+
+
+def test_what_is_said_of_the_trace_and_of_its_step_is_said_once(tmp_path, capfd):
+    found = recordings.folder() / "h200-trace-llama-3.2-1b-b1-FULL.json.gz"
+    assert cli.main(["timeline", str(found), "--out", str(tmp_path / "page.html")]) == 0
+    assert capfd.readouterr().out.count("the profiler lists every kernel of a graph") == 1
 
 
 class _Tags(HTMLParser):

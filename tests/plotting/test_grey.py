@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 from cgkit.plotting.style import MODE_HATCHES, MODES
+from tests.plotting import frames
 
 
 def module(name):
@@ -50,3 +51,15 @@ def test_what_is_side_by_side_is_apart_in_grey(name):
         if hatch == other_hatch and abs(lightness(a) - lightness(b)) < 0.08
     ]
     assert alike == []
+
+
+def test_what_is_written_on_a_bar_or_a_box_stays_dark_on_a_dark_page():
+    from cgkit import recordings
+    from cgkit.plotting.style import INK, svg
+
+    full = recordings.load("h200-trace-llama-3.2-1b-b1-FULL")
+    drawn = [full.bill().plot(), full.plot(step=0), module("padding_charts").coverage(frames.coverage())]
+    for ax in drawn:
+        written = [text for text in ax.texts if text.get_bbox_patch() or text.get_text().endswith(" %")]
+        assert written and all(text.get_color() != INK for text in written), ax.get_title(loc="left")
+        assert "currentColor" in svg(ax, "a picture")  # what stands on the page itself follows it

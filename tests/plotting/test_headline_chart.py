@@ -57,6 +57,18 @@ def test_bars_carry_time_and_gain_and_what_is_missing_is_said():
     assert any("floor" in text.get_text() for text in legend.get_texts()) and len(legend.get_texts()) == 4
 
 
+def test_a_ratio_that_is_not_that_of_the_two_times_says_why():
+    alone = pd.DataFrame([row("small", "reduce-overhead", 2.0, ratio_to_eager=0.15, twin_ms=1.4)])
+    one = FRAME.query("model == 'small' and case == 'decode'").assign(twin_ms=None)
+    ax = headline_chart.headline(pd.concat([one, alone]))  # as they were read: indices repeat
+    assert "2.00  6.7×*" in [text.get_text() for text in ax.texts]
+    legend = [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
+    assert "* in a process of its own: × by way of FULL_AND_PIECEWISE in both" in legend
+    assert not any(
+        "*" in text.get_text() for text in headline_chart.headline(one).get_figure().legends[0].get_texts()
+    )
+
+
 def test_recorded_and_emulated_are_said():
     frame = FRAME.assign(emulated=True)
     assert "emulated graphs" in headline_chart.headline(frame).get_figure().get_suptitle()

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from cgkit import recordings
 from cgkit.measuring.timeline import Timeline
 from cgkit.plotting import About, svg, title_of
 from cgkit.plotting import timeline_layout as rows_of
@@ -106,6 +107,16 @@ def test_a_graph_launch_opens_into_a_bracket_over_its_kernels():
     assert (left, right) == pytest.approx(
         (first["start_us"].min(), (first["start_us"] + first["dur_us"]).max())
     )
+
+
+@pytest.mark.parametrize("mode", ["FULL", "reduce-overhead"])
+def test_the_note_at_a_bracket_stands_beside_the_name_of_the_call_that_waits(mode):
+    figure = recordings.load(f"h200-trace-llama-3.2-1b-b1-{mode}").plot(step=0).get_figure()
+    figure.canvas.draw()
+    texts = figure.axes[0].texts
+    (note,) = (text for text in texts if text.get_gid() == "cg-bracket-note")
+    (name,) = (text for text in texts if text.get_text() == "cudaDeviceSynchronize")
+    assert not note.get_window_extent().overlaps(name.get_window_extent())
 
 
 def test_attention_is_hatched_and_pieces_differ():

@@ -249,3 +249,22 @@ def test_mode_none_needs_no_capture():
     assert runner.config.mode is CUDAGraphMode.NONE and not runner.config.cudagraph_copy_inputs
     runner.capture_model()  # says that there is nothing to record, and does nothing
     assert TOY.vocab_size == 97
+
+
+def test_the_last_line_of_a_cell_says_what_it_is():
+    loaded = load_model("tiny-llama")
+    weights = sum(each.numel() for each in loaded.model.parameters())
+    assert (
+        repr(loaded)
+        == f"LoadedModel(tiny-llama: 4 layers, {weights:,} parameters, float32 on cpu; {loaded.source}; "
+        "tokenizer ByteTokenizer)"
+    )
+    runner = runner_of(max_num_seqs=3)
+    lines = repr(runner).splitlines()
+    assert lines[0].endswith("float32 on cpu: at most 3 requests and 64 tokens a step, 64 tokens a request")
+    assert lines[1:] == ["  Executor(level 0, NONE: eager)", f"  {runner.kv_cache!r}"]
+    assert repr(runner.inputs).startswith("InputBatch(64 tokens of 3 requests at most, 8 buffers")
+    later = Runner(loaded.model, config=CompilationConfig(compiler="eager"), max_num_seqs=3, max_model_len=64)
+    assert "Executor(level 3, PIECEWISE: not compiled yet (capture_model(), or the first step))" in repr(
+        later
+    )

@@ -91,13 +91,27 @@ def why_untrusted(folder: Path) -> str | None:
             status = here.stat()
         except OSError:
             return None  # nothing there, so nothing is loaded
-        if status.st_uid not in (os.geteuid(), 0):
-            return f"{here} belongs to another user (uid {status.st_uid})"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"{here} can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w it)"
+        if reason := _why_not(here, status):
+            return reason
         if here == root or here == here.parent:
             return None
         here = here.parent
+
+
+def why_untrusted_file(path: Path) -> str | None:
+    """The same of one file; the folder that it lies in is another question."""
+    try:
+        return _why_not(path, path.stat()) if hasattr(os, "geteuid") else None
+    except OSError:
+        return None
+
+
+def _why_not(path: Path, status: os.stat_result) -> str | None:
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user (uid {status.st_uid})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w it)"
+    return None
 
 
 def make_private(folder: Path) -> None:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import tarfile
 import tempfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from cgkit.compiling.cache.factors import FACTORS
 from cgkit.compiling.cache.folder import cache_root, entries, keys_folder, make_private, read_key
 from cgkit.errors import ConfigError
 
+#: The disk's fault and not the packed file's.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
 
 def pack(file: str | Path, root: Path | None = None) -> list[str]:
     """Writes all keys of the cache into ``file`` (a gzipped tar); returns their names.
 
     Raises:
-        ConfigError: the cache is empty.
+        ConfigError: the cache is empty, or ``file`` cannot be written.
     """
     folders = [folder for folder in entries(root) if read_key(folder) is not None]
     if not folders:
         raise ConfigError(f"the cache at {root or cache_root()} is empty: compile something first, then pack")
     file = Path(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
-    try:
-        with tarfile.open(part, "w:gz") as archive:
-            for folder in folders:
-                archive.add(folder, folder.name, filter=_anonymous)
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    with _disk_said(f"{file} cannot be written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with tarfile.open(part, "w:gz") as archive:
+                for folder in folders:
+                    archive.add(folder, folder.name, filter=_anonymous)
+            os.replace(part, file)
+        finally:
+            part.unlink(missing_ok=True)
     return [folder.name for folder in folders]
 
 
@@ -41,15 +49,24 @@ def unpack(file: str | Path, root: Path | None = None) -> list[str]:
     Whoever unpacks a file runs the code in it: take it only from somebody you trust.
 
     Raises:
-        ConfigError: ``file`` is no packed cache; nothing was put anywhere.
+        ConfigError: ``file`` is no packed cache, or the cache's folder cannot be written; nothing was put anywhere.
     """
     into = keys_folder(root)
-    make_private(into)
+    with _disk_said(f"{file} cannot be unpacked into {into}; CGKIT_CACHE_DIR names another folder"):
+        make_private(into)
+        return _unpack(file, into)
+
+
+def _unpack(file: str | Path, into: Path) -> list[str]:
     with tempfile.TemporaryDirectory(dir=into, prefix=".unpack-") as scratch:
         try:
             with tarfile.open(file, "r:gz") as archive:
                 archive.extractall(scratch, filter="data")
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except FileNotFoundError:
+            raise ConfigError(f"{file} is no packed compile cache: there is no such file") from None
+        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno in _DISK:
+                raise
             raise ConfigError(
                 f"{file} is no packed compile cache ({type(error).__name__}: {error})"
             ) from None
@@ -59,6 +76,14 @@ def unpack(file: str | Path, root: Path | None = None) -> list[str]:
                 f"{file} is no packed compile cache: no key with its {len(FACTORS)} factors in it"
             )
         return [_put(folder, into / folder.name) for folder in folders]
+
+
+@contextlib.contextmanager
+def _disk_said(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what} ({error})") from None
 
 
 def _put(folder: Path, target: Path) -> str:

@@ -21,14 +21,11 @@ from typing import Any
 from cgkit import torch_hooks
 from cgkit.compiling.cache import folder as places
 from cgkit.compiling.cache.factors import CacheKey
+from cgkit.compiling.cache.inductor_files import InductorFiles
 from cgkit.compiling.content_key import ContentKey
 
-_MAGIC = b"cgkit compiled piece 1\n"
-#: What Inductor loads without looking at its content.
-_LOADED = (".so", ".dylib", ".pyd", ".cubin", ".hsaco")
-
-
-_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
+_MAGIC = b"cgkit compiled piece 2\n"
+_DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class CompileCache:
         self.key = key
         self.directory = places.rank_folder(key)
         self.inductor_directory = self.directory / "inductor"
+        self.inductor_files = InductorFiles(self.inductor_directory)
         self._told: set[str] = set()
-        self._digests: dict[tuple[str, int, int], str] = {}
         self.writable = True
 
     def path(self, key: ContentKey) -> Path:
@@ -67,11 +64,24 @@ class CompileCache:
         except OSError as error:
             self._say(f"{self.directory} cannot be made ({error})")
             self.writable = False
+        if reason := places.why_untrusted(self.directory):  # Inductor would load what lies there
+            self._say(f"nothing is loaded from the cache, and nothing kept in it: {reason}")
+            self.writable = False
         if not self.writable:
             yield
             return
         with torch_hooks.inductor_cache_dir(str(self.inductor_directory)):
             yield
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[bool]:
+        """While a piece is compiled and kept, inside of :meth:`active`: one process at a time, and over nothing that
+        another one left half. Gives whether another process had to be waited for: it may have made the piece."""
+        if not self.writable:
+            yield False
+            return
+        with self.inductor_files.compiling() as waited:
+            yield waited
 
     def gives_way(self, error: BaseException) -> bool:
         """Whether a compilation failed because this folder cannot be written: then it is tried without it."""
@@ -92,12 +102,12 @@ class CompileCache:
         path = self.path(key)
         if not key.portable or not path.exists():
             return None
-        if reason := places.why_untrusted(self.directory):
+        if reason := places.why_untrusted(self.directory) or places.why_untrusted_file(path):
             self._say(f"nothing is loaded from the cache: {reason}")
             return None
         try:
             about, payload = _unpack(path.read_bytes())
-            self._check_files(about["files"])
+            self.inductor_files.check(about["files"])
             runnable = make(payload)
         except Exception as error:  # whatever a broken file makes torch do
             self._say(
@@ -107,33 +117,11 @@ class CompileCache:
             return None
         return Loaded(runnable, about["kernels"], path, about.get("reports", []), about.get("largest"))
 
-    def _check_files(self, files: dict[str, str]) -> None:
-        """Libraries that are there must be those that were written; what is missing is built again."""
-        for name, digest in files.items():
-            path = self.inductor_directory / name
-            if path.exists() and self._digest(path) != digest:
-                path.unlink()
-                raise ValueError(f"{path} is not what was written")
-
     def _discard(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
 
     # --- writing ---
-
-    def files(self) -> dict[str, str]:
-        """The libraries that lie in Inductor's folder: path below it -> SHA-256."""
-        below = self.inductor_directory
-        found = [p for p in below.rglob("*") if p.suffix in _LOADED and p.is_file()] if below.exists() else []
-        return {str(path.relative_to(below)): self._digest(path) for path in found}
-
-    def _digest(self, path: Path) -> str:
-        """The file's SHA-256; read once as long as its size and time stay."""
-        status = path.stat()
-        known = (str(path), status.st_size, status.st_mtime_ns)
-        if known not in self._digests:
-            self._digests[known] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return self._digests[known]
 
     def save(
         self,
@@ -158,7 +146,7 @@ class CompileCache:
                 "kernels": kernels,
                 "reports": reports or [],
                 "largest": largest,
-                "files": self.files(),
+                "files": self.inductor_files.digests(),
                 "digest": key.digest,
             }
             places.make_private(self.directory)

@@ -88,7 +88,7 @@ def read(path: Path) -> Stored:
         ValueError: it is not, byte for byte, what was written, or lies where others may write.
         OSError: it cannot be read.
     """
-    if reason := places.why_untrusted(path.parent):
+    if reason := places.why_untrusted(path.parent) or places.why_untrusted_file(path):
         raise ValueError(reason)
     return Stored(path, *read_packed(path, MAGIC))
 

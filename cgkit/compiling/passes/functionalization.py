@@ -15,7 +15,7 @@ from torch import fx
 
 from cgkit import torch_hooks
 from cgkit.compiling.passes.base import GraphPass
-from cgkit.compiling.passes.graphs import VIEWS, insert, positions, root_of, views_of
+from cgkit.compiling.passes.graphs import VIEWS, insert, nodes_in, positions, root_of, views_of
 from cgkit.compiling.passes.matching import written_index
 
 
@@ -106,6 +106,11 @@ def _why_not(call: fx.Node, base: fx.Node, where: dict[fx.Node, int]) -> str:
     root = root_of(base)
     if root.op in ("placeholder", "get_attr"):
         return "is an input of the graph"
+    op: Any = call.args[0]
+    written = torch_hooks.mutated_arguments(op)
+    read = [value for name, value in call.kwargs.items() if name not in written]
+    if any(root_of(node) is root for node in nodes_in(read)):
+        return "is read by the same call"  # as it was before: Inductor has taken a copy away
     for view in views_of(root):
         for user in view.users:
             if user is call or (user.target in VIEWS and user.args[0] is view):

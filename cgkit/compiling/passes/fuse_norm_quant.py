@@ -135,6 +135,7 @@ class RMSNormQuantFusion(GraphPass):
             or scale is None
             or scale.dim() != 1
             or not same_sizes(value.shape[-1:], scale.shape)
+            or not same_sizes(value.shape[-1:], (norm.values.get("width", value.shape[-1]),))
         ):
             return None
         dtype = scale.dtype
@@ -155,6 +156,8 @@ class RMSNormQuantFusion(GraphPass):
             t is None or t.dtype != dtype or not same_sizes(t.shape, total.meta["val"].shape) for t in terms
         ):
             return None
+        if total.meta["val"].dtype != dtype and any(user.op == "output" for user in total.users):
+            return None  # the model itself hands the unrounded sum on
         rounded = [n for n in total.users if n.target in CASTS and n.meta["val"].dtype == dtype]
         sums = (total,) if total.meta["val"].dtype == dtype else (*rounded, total)
         return Normed(m["second"], weight, eps, m["first"], sums)

@@ -85,7 +85,7 @@ def call_with_value(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
     """What ``target`` gives on the fake values of nodes."""
     value = lambda n: n.meta["val"]  # noqa: E731
     real_args, real_kwargs = fx.map_arg(args, value), fx.map_arg(kwargs or {}, value)
-    found = [value(n) for n in _nodes((args, kwargs))]
+    found = [value(n) for n in nodes_in((args, kwargs))]
     mode = torch_hooks.fake_mode_of(found) or _mode_of_graph(args, kwargs)
     if mode is None:
         return target(*real_args, **real_kwargs)
@@ -93,7 +93,8 @@ def call_with_value(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
         return target(*real_args, **real_kwargs)
 
 
-def _nodes(arguments: Any) -> list[fx.Node]:
+def nodes_in(arguments: Any) -> list[fx.Node]:
+    """The nodes among arguments, however deep they lie."""
     nodes: list[fx.Node] = []
     fx.map_arg(arguments, nodes.append)
     return nodes
@@ -101,7 +102,7 @@ def _nodes(arguments: Any) -> list[fx.Node]:
 
 def _mode_of_graph(*arguments: Any) -> Any:
     """The fake mode of the graph that the nodes among ``arguments`` are of (symbols alone do not tell it)."""
-    for node in _nodes(arguments)[:1]:
+    for node in nodes_in(arguments)[:1]:
         return torch_hooks.fake_mode_of(n.meta.get("val") for n in node.graph.nodes)
     return None
 

@@ -70,11 +70,13 @@ class PostGradPassManager:
         #: Whether auto-functionalisation V2 is off: the passes know the first version.
         self.needs_v1 = any(isinstance(each, FixFunctionalization) for each in self.passes)
         self._reports: list[PassReport] = []
+        # Taken now: a pass that counts what it sees would else be another one for each piece.
+        text = "\n".join(f"{each.name} {each.uuid()}" for each in self.passes)
+        self._uuid = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def uuid(self) -> str:
         """16 hexadecimal digits of all passes in order: part of Inductor's cache key and of ours."""
-        text = "\n".join(f"{each.name} {each.uuid()}" for each in self.passes)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._uuid
 
     def inductor_options(self) -> dict[str, Any]:
         """The options that put the passes into Inductor."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cgkit import torch_hooks
+from cgkit import events, torch_hooks
 from cgkit.capturing.static_inputs import as_call
 from cgkit.config import CompilationConfig
 from cgkit.errors import CgkitError
@@ -63,7 +63,7 @@ def doctor(
     with warnings.catch_warnings(), torch_hooks.stand_in_streams(), as_written(model):
         warnings.simplefilter("ignore")
         patient = Patient(model, example_inputs, example_kwargs, config, dynamic_arg_dims, others)
-        for name in only or CHECKS:
+        for name in events.counted("checking", list(only or CHECKS)):
             try:
                 for finding in CHECKS[name].look(patient):
                     again = f"cgkit.doctor(model, *example_inputs{said}, only=[{name!r}])"

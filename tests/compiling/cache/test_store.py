@@ -19,7 +19,9 @@ from cgkit import split_graph as cut
 from cgkit.compiling.adaptors import EagerAdaptor, InductorStandaloneAdaptor
 from cgkit.compiling.cache import CacheKey, cache_key, explain_cache, pack, unpack, why_miss
 from cgkit.compiling.cache import folder as places
+from cgkit.compiling.cache.inductor_files import InductorFiles
 from cgkit.compiling.cache.store import CompileCache, _pack, _unpack
+from cgkit.compiling.content_key import ContentKey
 from cgkit.errors import CompileError, ConfigError
 from cgkit.torch_hooks import find_cpp_compiler
 
@@ -189,6 +191,71 @@ def test_a_second_model_in_the_process_loads(compile_cache):
     assert second.to_frame()["loaded"].tolist() == [True] and "1 pieces" in repr(second.manager.cache)
 
 
+def written(folder, **contents):
+    """Files below Inductor's folder, as if it had just written them."""
+    for name, content in contents.items():
+        path = folder / "inductor" / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return InductorFiles(folder / "inductor")
+
+
+def left(folder):
+    return sorted(path.name for path in (folder / "inductor").rglob("*") if path.is_file())
+
+
+def test_only_what_a_compilation_finished_is_left_to_the_next_one(tmp_path):
+    with written(tmp_path).compiling() as waited:
+        written(tmp_path, **{"ab__one.py": "1", "ab__two.so": "2", "fxgraph__k__three": "3"})
+    assert waited is False
+    with pytest.raises(KeyError), written(tmp_path).compiling():
+        written(tmp_path, **{"ab__half.so": "", "triton__h__k.cubin": ""})
+        raise KeyError
+    with written(tmp_path, **{"ab__one.py": "another"}).compiling():
+        assert left(tmp_path) == ["k.cubin", "three", "two.so"]
+    (tmp_path / "inductor_files.json").write_text("{")
+    with written(tmp_path).compiling():
+        assert left(tmp_path) == ["k.cubin"]
+
+
+def test_a_library_that_changed_goes_and_a_kernel_with_all_that_belongs_to_it(tmp_path):
+    files = written(tmp_path, **{"ab__one.so": "1", "triton__h__k.cubin": "2", "triton__h__k.json": "3"})
+    known = files.digests()
+    files.check({**known, "ab/gone.so": "built again"})
+    written(tmp_path, **{"ab__one.so": "other", "triton__h__k.cubin": "other"})
+    for _ in known:
+        with pytest.raises(ValueError, match="not what was written"):
+            files.check(known)
+    assert left(tmp_path) == []
+
+
+def test_one_process_at_a_time_compiles_in_a_folder(tmp_path):
+    order = []
+
+    def other():
+        with written(tmp_path).compiling() as waited:
+            order.append(("other", waited))
+
+    with written(tmp_path).compiling():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.3)
+        order.append("first")
+    thread.join()
+    assert order == ["first", ("other", True)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+def test_a_file_that_others_may_write_is_not_loaded(tmp_path, cache_dir):
+    cache = CompileCache(key())
+    content = ContentKey(("a line",))
+    path = cache.save(content, b"code", None)
+    assert cache.load(content, bytes).runnable == b"code"
+    path.chmod(0o666)
+    with pytest.warns(UserWarning, match="can be written by others"):
+        assert cache.load(content, bytes) is None
+
+
 def test_a_packed_file_that_is_none(tmp_path, cache_dir):
     with pytest.raises(ConfigError, match="is empty"):
         pack(tmp_path / "x.tgz")
@@ -201,6 +268,25 @@ def test_a_packed_file_that_is_none(tmp_path, cache_dir):
         with pytest.raises(ConfigError, match="no packed compile cache"):
             unpack(tmp_path / name)
     assert os.listdir(cache_dir / "torch_compile_cache") == []
+
+
+def test_packing_onto_a_disk_that_refuses(tmp_path, cache_dir, monkeypatch):
+    folder = places.rank_folder(key())
+    places.make_private(folder)
+    places.write_key(folder, key())
+    pack(tmp_path / "x.tgz")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"x.tgz cannot be written .*"):
+        pack(tmp_path / "file" / "x.tgz")
+    with pytest.raises(ConfigError, match=r"cannot be unpacked into .*CGKIT_CACHE_DIR"):
+        unpack(tmp_path / "x.tgz", tmp_path / "file")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(ConfigError, match=r"cannot be unpacked into .*No space left"):
+        unpack(tmp_path / "x.tgz", tmp_path / "elsewhere")
 
 
 def test_the_written_factors_are_json(tmp_path):

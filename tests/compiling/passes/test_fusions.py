@@ -157,6 +157,45 @@ def test_a_scale_that_is_not_one_number_is_no_static_quantisation():
     assert run_pass(RMSNormQuantFusion(), module.graph).matched == 0
 
 
+@pytest.mark.parametrize(("divisor", "matches"), [(32, 1), (3, 0)])
+def test_a_sum_of_squares_over_another_number_is_no_mean(divisor, matches):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    aten = torch.ops.aten
+
+    def function(x, weight, scale):
+        mean = aten.div(aten.sum(aten.pow(x, 2), [-1], True), divisor)
+        out = aten.mul(aten.mul(x, aten.rsqrt(aten.add(mean, 1e-5))), weight)
+        clamped = aten.clamp_max(aten.clamp_min(aten.div(out, scale), -448.0), 448.0)
+        return torch.ops.prims.convert_element_type(clamped, torch.float8_e4m3fn)
+
+    x, _, weight, scale = arguments(torch.float32)
+    module = make_fx(function, tracing_mode="fake")(x, weight, scale)
+    assert run_pass(RMSNormQuantFusion(), module.graph).matched == matches
+    module.recompile()
+    got, expected = module(x, weight, scale), function(x, weight, scale)
+    assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_a_sum_that_the_model_hands_on_unrounded_is_not_rounded():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type
+
+    def function(x, residual, weight, scale):
+        total = aten.add(convert(x, torch.float32), convert(residual, torch.float32))
+        mean = aten.mean(aten.pow(total, 2), [-1], True)
+        out = aten.mul(weight, convert(aten.mul(total, aten.rsqrt(aten.add(mean, 1e-5))), x.dtype))
+        wide = aten.div(convert(out, torch.float32), scale)
+        clamped = aten.clamp_max(aten.clamp_min(wide, -448.0), 448.0)
+        return convert(clamped, torch.float8_e4m3fn), total
+
+    module = make_fx(function, tracing_mode="fake")(*arguments())
+    run_pass(RMSNormQuantFusion(), module.graph)
+    module.recompile()
+    assert torch.equal(module(*arguments())[1], function(*arguments())[1])
+
+
 def test_every_node_that_is_put_in_has_its_value():
     module = graph_of()
     run_pass(RMSNormQuantFusion(), module.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -115,6 +116,67 @@ def test_identity_is_source_and_options():
     assert other().uuid() != Counts().uuid()
     orders = [PostGradPassManager(p).uuid() for p in (["noop", Counts()], [Counts(), "noop"], ["noop"])]
     assert len(set(orders)) == 3
+
+
+TIMES = 2
+
+
+def helped(graph):
+    return TIMES * helper(graph)
+
+
+def helper(graph):
+    return 1
+
+
+def test_identity_is_all_that_a_function_holds_and_names(monkeypatch):
+    def closure(number):
+        return lambda graph: number
+
+    def default(number):
+        def ours(graph, number=number):
+            return number
+
+        return ours
+
+    def several(graph, number):
+        return number
+
+    class Callable:
+        def __init__(self, number):
+            self.number = number
+
+        def __call__(self, graph):
+            return self.number
+
+    def uuids(*passes):
+        return [PostGradPassManager([each]).uuid() for each in passes]
+
+    for make in (closure, default, lambda n: functools.partial(several, number=n), Callable):
+        one, same, other = uuids(make(1), make(1), make(2))
+        assert one == same != other
+    one, other = [lambda graph: 1, lambda graph: 2]  # of one line
+    assert len(set(uuids(one, other, Callable(1).__call__, Callable(2).__call__))) == 4
+    (before,) = uuids(helped)
+    monkeypatch.setitem(globals(), "TIMES", 3)
+    (constant,) = uuids(helped)
+    monkeypatch.setitem(globals(), "helper", lambda graph: 2)
+    assert len({before, constant, *uuids(helped)}) == 3
+
+
+def test_a_pass_that_counts_is_the_same_one_for_every_piece():
+    class Counting(GraphPass):
+        name, seen = "counting", 0
+
+        def __call__(self, graph):
+            self.seen += 1
+            return 0
+
+    counting = Counting()
+    manager = PostGradPassManager([counting])
+    before = manager.uuid()
+    counting(None)
+    assert manager.uuid() == before
 
 
 def test_identities_are_the_same_in_another_process():
