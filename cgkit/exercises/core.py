@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import signal
+import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -155,25 +159,108 @@ def _find(id: str) -> Exercise:
 def check(id: str, answer: Any = ...) -> Verdict:
     """Says whether ``answer`` is right, nearly right or wrong, and what is off.
 
-    An answer that raises (a function, mostly) is wrong, with its exception. ``...`` means: no answer yet.
-    Raises: ExerciseError for an id that no exercise has.
+    An answer that raises (a function, mostly) is wrong, with its exception, and so is one that computes for longer
+    than :data:`LIMIT_S`. ``...`` means: no answer yet. Raises: ExerciseError for an id that no exercise has.
     """
     found = _find(id)
     if answer is ...:
         return Verdict("wrong", "No answer yet: put yours in the place of `...`.", id)
+    if off := _other_kind(found.check, answer):
+        return Verdict("wrong", off, id)
     try:
-        verdict = found.check(answer)
-    except Exception as error:  # the reader's code: whatever it raises is what is to be shown
+        with _time_limit(LIMIT_S):
+            verdict = found.check(answer)
+    except (
+        Exception,
+        SystemExit,
+        _TooLong,
+    ) as error:  # the reader's code: what it raises is what is to be shown
         verdict = wrong(_what_was_raised(error))
     return Verdict(verdict.outcome, verdict.say, id)
 
 
-def _what_was_raised(error: Exception) -> str:
-    """The exception, and the last line of the reader's own code on its way (what lies outside this package)."""
+#: How an annotation of a check's answer begins -> what is asked for, whether an answer is that, and what helps.
+_KINDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    ("Callable", "a function", callable, "Give the function itself: its name, without parentheses."),
+    (
+        "type[",
+        "a class",
+        lambda answer: isinstance(answer, type) or (callable(answer) and not hasattr(answer, "forward")),
+        "Give the class itself: its name, without parentheses.",
+    ),
+    ("dict[", "a dictionary", lambda answer: hasattr(answer, "keys"), ""),
+    ("Mapping", "a dictionary", lambda answer: hasattr(answer, "keys"), ""),
+    ("Sequence", "a list", lambda answer: hasattr(answer, "__iter__") and not isinstance(answer, str), ""),
+)
+
+
+def _other_kind(of: Callable[[Any], Verdict], answer: Any) -> str:
+    """What is off where ``answer`` is not even of the kind that the check's parameter is annotated with, else ""."""
+    annotation = str(next(iter(inspect.signature(of).parameters.values())).annotation)
+    for begins, what, holds, helps in _KINDS:
+        if annotation.startswith(begins) and not holds(answer):
+            shown = repr(answer)
+            shown = shown if len(shown) <= 60 else shown[:59] + "…"
+            return f"{what.capitalize()} is asked for, and this is {shown} ({type(answer).__name__}). {helps}".rstrip()
+    return ""
+
+
+#: Seconds of this thread's processor time after which an answer is stopped.
+LIMIT_S = 60.0
+
+
+class _TooLong(BaseException):
+    """Stops an answer that does not end. No Exception, so that the answer does not catch it."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises :class:`_TooLong` in the block after so much processor time of this thread, where the system has timers
+    for that (not on Windows) and the block runs in the main thread, as a notebook's cells do."""
+    if not hasattr(signal, "SIGVTALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends = time.thread_time() + seconds
+
+    def look(signum: int, frame: Any) -> None:
+        nonlocal ends
+        now = time.thread_time()  # the timer counts other threads' time too
+        inside = frame is None or _not_the_readers(frame.f_code.co_filename)
+        if now > ends + (
+            2 * seconds if inside else 0
+        ):  # rather in the reader's own code than inside of torch
+            ends = now + seconds  # not once more while the first is on its way out
+            raise _TooLong(f"It was stopped after {seconds:g} s of computing")
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, min(seconds, 1.0), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _not_the_readers(filename: str) -> bool:
+    """Whether a file is cgkit's or a library's."""
+    return filename.startswith(str(Path(__file__).parents[1])) or "/lib/" in filename
+
+
+def _what_was_raised(error: BaseException) -> str:
+    """The exception, and the last line of the reader's own code on its way (what lies outside this package). Where
+    the check itself could do nothing with what it was given: that."""
     here = str(Path(__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)]
-    line = next((f.line for f in reversed(frames) if f.line and "/lib/" not in f.filename), None)
+    way = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in way if not _not_the_readers(frame.filename)]
+    line = next((f.line for f in reversed(frames) if f.line), None)
     where = f" at `{line}`" if line else ""
+    if isinstance(error, _TooLong):
+        return f"{error}{where}: does a loop in it never end?"
+    if way[-1].filename.startswith(here) and isinstance(
+        error, (TypeError, AttributeError, LookupError, ValueError)
+    ):
+        more = " Does every way through it end with a `return`?" if "NoneType" in str(error) else ""
+        return f"It has not the form that is asked for ({type(error).__name__}: {error}).{more}"
     return f"It raised {type(error).__name__}{where}: {error}"
 
 

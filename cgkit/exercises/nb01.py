@@ -125,7 +125,7 @@ def who_is_slower(answer: Callable[[list[dict[str, Any]], int], dict[str, str]])
     off, tried = [], 0
     for rows in _recorded():
         for batch in sorted({row["batch"] for row in rows}):
-            said, truth = answer([dict(row) for row in rows], batch), _bound(rows, batch)
+            said, truth = dict(answer([dict(row) for row in rows], batch)), _bound(rows, batch)
             tried += 1
             if said != truth:
                 off.append((batch, said, truth))

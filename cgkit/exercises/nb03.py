@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ def _split(model: nn.Module, ops: Any) -> Any:
         "first and the last piece are no gaps.",
     ),
 )
-def predict_the_pieces(answer: Any) -> Verdict:
+def predict_the_pieces(answer: dict[str, int]) -> Verdict:
     split = _split(Hybrid(), ["nb03::attend", "nb03::mix"])
     capturable = split.to_frame().query("kind == 'capturable'")
     wanted = {
@@ -127,7 +127,7 @@ def predict_the_pieces(answer: Any) -> Verdict:
         "capturable": len(capturable),
         "different": capturable["content"].nunique(),
     }
-    off = [name for name in wanted if answer[name] != wanted[name]]
+    off = [name for name in wanted if answer.get(name) != wanted[name]]
     if not off:
         return right("Only the different ones are compiled; all of the capturable ones are recorded.")
     say = f"Not as split_graph has it: {', '.join(off)}."
@@ -149,7 +149,7 @@ def predict_the_pieces(answer: Any) -> Verdict:
         "STEP['length'] is a Python number: what is recorded keeps the one that it saw.",
     ),
 )
-def choose_the_cuts(answer: Any) -> Verdict:
+def choose_the_cuts(answer: Sequence[str]) -> Verdict:
     split = _split(ThreeOperators(), list(answer))
     inside = {op for piece in split.capturable for op in piece.ops}
     frozen = sorted(inside & {"nb03::attend", "nb03::mix"})
@@ -226,7 +226,7 @@ class _Watched:
         "arguments holds values too.",
     ),
 )
-def stitch_the_pieces(answer: Any) -> Verdict:
+def stitch_the_pieces(answer: Callable[..., Any]) -> Verdict:
     watched = _Watched(_split(Hybrid(), ["nb03::attend", "nb03::mix"]))
     found = answer(watched.steps, dict(watched.given), list(watched.returned))
     if watched.mistake:
@@ -275,7 +275,7 @@ class Crossed(nn.Module):
         "matter.",
     ),
 )
-def write_the_hash(answer: Any) -> Verdict:
+def write_the_hash(answer: Callable[..., Any]) -> Verdict:
     apart = False
     for model in (Hybrid(), Crossed()):
         split = _split(model, ["nb03::attend"])
@@ -289,11 +289,24 @@ def write_the_hash(answer: Any) -> Verdict:
                         "them would run the other's code."
                     )
                 apart |= found[one] != found[other] and wanted[one] == wanted[other]
+    if not all(_hashable(each) for each in found.values()):
+        return nearly(
+            "It tells pieces apart, but a cache needs a key: something hashable (a tuple, no list)."
+        )
     if apart:
         return nearly(
             "Different pieces are told apart, but equal ones are too: each layer would be compiled for itself."
         )
     return right("Equal pieces are equal, and different ones are not.")
+
+
+def _hashable(value: Any) -> bool:
+    """Whether ``hash`` takes it: a tuple with a list in it is a Hashable, and cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return isinstance(value, Hashable)
 
 
 # --- 03-5 ----------------------------------------------------------------------------------------
@@ -315,7 +328,7 @@ def write_the_hash(answer: Any) -> Verdict:
         "node.target is operator.getitem, and node.args[0] is the node that made the tuple.",
     ),
 )
-def write_split_graph(answer: Any) -> Verdict:
+def write_split_graph(answer: Callable[..., Any]) -> Verdict:
     verdicts = []
     for seed in range(60):
         graph = random_graph(seed)

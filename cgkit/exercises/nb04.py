@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,7 @@ EDITS: dict[str, dict[str, Any]] = {
 def predict_hits(answer: dict[str, str]) -> Verdict:
     if missing := [name for name in EDITS if name not in answer]:
         return wrong(f"There is no answer for {missing[0]!r}.")
-    off = [name for name, outcome in _hits().items() if answer[name] != outcome]
+    off = [name for name, outcome in _hits().items() if str(answer[name]).lower() != outcome]
     if not off:
         return right(
             "All of them. What is recorded, and how it is checked, is decided after a piece is compiled."
@@ -76,7 +77,7 @@ def _hits() -> dict[str, str]:
 )
 def different_pieces(answer: Callable[[Sequence[int]], int]) -> Verdict:
     alike = ([0, 0], [0, 0, 0])
-    uneven = ([0, 1, 0, 1], [0, 0, 1], [1, 0])
+    uneven = ([0, 1, 0, 1], [0, 0, 1], [1, 0], [0])
     off = [
         (kinds, answer(list(kinds)), count)
         for kinds in (*alike, *uneven)
@@ -88,6 +89,8 @@ def different_pieces(answer: Callable[[Sequence[int]], int]) -> Verdict:
         )
     kinds, said, count = off[0]
     saw = f"For {kinds} you say {said}, and {count} were compiled."
+    if all(len(each) == 1 for each, _, _ in off):
+        return nearly(f"Right from two layers on. {saw}")
     if all(list(kinds) not in [list(even) for even in alike] for kinds, _, _ in off):
         return nearly(f"Right where all layers are alike. {saw}")
     return wrong(saw)
@@ -116,14 +119,16 @@ def _unique(*kinds: int) -> int:
     hints=(
         "What is not in `traced` must not count, and no order must count, of a dictionary or of the list.",
         'Joining texts loses where one ends: `"ab" + "c" == "a" + "bc"`. `repr` of a sorted list of pairs does not.',
+        "`hash` of a text is another number in each process; `hashlib.sha256` is not.",
     ),
 )
 def own_key(answer: Callable[[dict[str, str], list[str], dict[str, Any]], str]) -> Verdict:
     base = answer(*_project())
-    kept: list[str] = [what for what, same, project in _edits() if same and answer(*project) != base]
-    lost: list[str] = [what for what, same, project in _edits() if not same and answer(*project) == base]
     if not isinstance(base, str) or answer(*_project()) != base:
-        return wrong("It has to return the same string for the same project.")
+        return wrong(f"It has to return the same string for the same project; it gave {base!r:.60}.")
+    edits = [(what, same, answer(*deepcopy(project)) == base) for what, same, project in _edits()]
+    kept = [what for what, same, equal in edits if same and not equal]
+    lost = [what for what, same, equal in edits if equal and not same]
     if not kept and not lost:
         return right("Every edit that changes the code is a miss, and no other one is.")
     if not lost:

@@ -93,7 +93,7 @@ def mode_and_key(answer: Sequence[tuple[str, int | None]]) -> Verdict:
     made = _dispatcher("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), 8)
     routes = [made.route_of(*asked) for asked in _ASKED]
     expected = [(route.mode.name, route.key.num_tokens if route.key else None) for route in routes]
-    given = [(str(mode).upper(), size) for mode, size in answer]
+    given = [(str(getattr(mode, "name", mode)).upper(), size) for mode, size in answer]
     if len(given) != len(expected):
         return wrong(f"Five pairs are asked for, and you gave {len(given)}.")
     off = [asked for asked, one, other in zip(_ASKED, given, expected) if one != other]

@@ -199,7 +199,7 @@ of their own.""",
         "After a block of 10 MiB was recorded its segment is free, and too small for a block of 20 MiB.",
     ),
 )
-def order_matters(answer: Any) -> Verdict:
+def order_matters(answer: Sequence[Sequence[int]]) -> Verdict:
     small, large = ([int(block) for block in blocks] for blocks in answer)
     if not small or len(small) != len(large) or min(small) < 1:
         return wrong("Give two lists of equal length with at least one positive number each.")

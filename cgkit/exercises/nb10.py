@@ -128,7 +128,7 @@ def waste(answer: Callable[..., float]) -> Verdict:
             ("waste_of_real", priced.waste_of_real),
             ("unweighted", flat.waste),
         ):
-            off[kind] += abs(given - value) > 1e-9
+            off[kind] += abs(given - value) > 1e-6  # an answer may come as a float32
     if not off["waste"]:
         return right("The same as `CapturePlan.waste`.")
     if not off["waste_of_real"]:

@@ -199,7 +199,12 @@ def carry_count(answer: type[nn.Module]) -> Verdict:
 )
 def build_running_mean(answer: type[nn.Module]) -> Verdict:
     cgkit = package()
-    model = answer(compilation_config=_config(RUNNING_MEAN))  # type: ignore[call-arg]
+    try:
+        model = answer(compilation_config=_config(RUNNING_MEAN))  # type: ignore[call-arg]
+    except TypeError as error:
+        if "compilation_config" not in str(error):
+            raise
+        return wrong(f"The class is not decorated with `@cgkit.support_torch_compile`: {error}.")
     torch.manual_seed(0)
     model(torch.randn(6, WIDTH))
     pieces = cgkit.compiled_model(model).split.pieces

@@ -94,13 +94,14 @@ def toy_split(model: nn.Module) -> tuple[Any, Any]:
     from cgkit.splitting import split_graph
     from cgkit.tracing import trace
 
-    traced = trace(model, *toy_example(), dynamic_arg_dims=DIMS)
+    device = next(model.parameters()).device
+    traced = trace(model, *toy_example(device), dynamic_arg_dims=DIMS)
     return traced, split_graph(traced, [SPLITTING_OP])
 
 
-def toy_example() -> tuple[torch.Tensor, torch.Tensor]:
-    """A call of :func:`toy_llama`'s model."""
-    return torch.arange(8), torch.arange(8).float()
+def toy_example(device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """A call of :func:`toy_llama`'s model on ``device``."""
+    return torch.arange(8, device=device), torch.arange(8, device=device).float()
 
 
 def _in_fresh_process(layers: int, width: int, compiler: str, timeout_s: float) -> dict[str, Any]:

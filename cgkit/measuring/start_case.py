@@ -29,13 +29,15 @@ TOY = "toy-llama-"
 _PROMPT = [1, 2, 3, 4, 5]
 
 
-def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> dict[str, Any]:
-    """Starts ``model`` in a fresh process that keeps its compiled pieces in ``cache``.
+def start(
+    model: str, compiler: str, cache: Path, timeout_s: float = 900.0, *, device: str = "cpu"
+) -> dict[str, Any]:
+    """Starts ``model`` on ``device`` in a fresh process that keeps its compiled pieces in ``cache``.
 
     Returns:
         ``model``, ``compiler``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch and
-        cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random
-        weights), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
+        cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random weights; a
+        GPU's context), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
         compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
         ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
         call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and ``start_cpu_s`` are the same in
@@ -50,11 +52,12 @@ def start(model: str, compiler: str, cache: Path, timeout_s: float = 900.0) -> d
     environment = os.environ | {
         "CGKIT_CACHE_DIR": str(cache),
         "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
-        # what Inductor keeps beside the pieces must not outlive the folder either
+        # what Inductor and Triton keep beside the pieces must not outlive the folder either
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor_default"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
     }
     environment.pop("CGKIT_DISABLE_COMPILE_CACHE", None)
-    command = [sys.executable, "-c", _CHILD, model, compiler]
+    command = [sys.executable, "-c", _CHILD, model, compiler, device]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -75,7 +78,7 @@ def files_in(folder: Path) -> tuple[int, int]:
 
 def main(started: float) -> None:
     """The child: measures the start that ``sys.argv`` names and prints it as JSON."""
-    model, compiler = sys.argv[1:3]
+    model, compiler, device = sys.argv[1:4]
     from cgkit import torch_hooks
     from cgkit.config import CompilationConfig
 
@@ -87,8 +90,11 @@ def main(started: float) -> None:
     imported, cpu_imported = time.perf_counter(), cpu_seconds()
     torch_hooks.import_compiler(inductor=compiler != "eager")
     ready_to_compile, cpu_ready = time.perf_counter(), cpu_seconds()
-    case = _toy(int(model.removeprefix(TOY)), config) if model.startswith(TOY) else _served(model, config)
+    toy = model.startswith(TOY)
+    case = _toy(int(model.removeprefix(TOY)), config, device) if toy else _served(model, config, device)
     compile_it, answer_it = case
+    if device != "cpu":
+        torch.cuda.synchronize()
     built, cpu_built = time.perf_counter(), cpu_seconds()
     compiled = compile_it()
     split, traced = compiled.split, compiled.split.traced
@@ -132,11 +138,11 @@ def _counts() -> dict[str, int]:
     }
 
 
-def _served(name: str, config: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _served(name: str, config: Any, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     from cgkit.serving.runner import Runner
     from cgkit.serving.weights import load_model
 
-    runner = Runner(load_model(name).model, config=config, max_num_seqs=1, max_model_len=64)
+    runner = Runner(load_model(name, device=device).model, config=config, max_num_seqs=1, max_model_len=64)
     executor = runner.executor
 
     def compile_it() -> Any:
@@ -146,23 +152,23 @@ def _served(name: str, config: Any) -> tuple[Callable[[], Any], Callable[[], Any
     return compile_it, lambda: list(runner.generate([_PROMPT], max_tokens=2)[0].token_ids)
 
 
-def _toy(layers: int, config: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _toy(layers: int, config: Any, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     import torch
 
     from cgkit.compiling import compile_model
     from cgkit.measuring.bench_dedup import DIMS, SPLITTING_OP, toy_example, toy_llama
 
     torch.manual_seed(0)
-    model = toy_llama(layers)
+    model = toy_llama(layers).to(device)
     made: list[Any] = []
     config = replace(config, splitting_ops=[SPLITTING_OP])
 
     def compile_it() -> Any:
-        made.append(compile_model(model, toy_example(), config=config, dynamic_arg_dims=DIMS))
+        made.append(compile_model(model, toy_example(device), config=config, dynamic_arg_dims=DIMS))
         return made[0]
 
     def answer() -> list[float]:
-        tokens = torch.tensor(_PROMPT)
+        tokens = torch.tensor(_PROMPT, device=device)
         return [round(float(value), 3) for value in made[0](tokens, tokens.float()).mean(-1)]
 
     return compile_it, answer

@@ -64,9 +64,11 @@ def headline(frame: pd.DataFrame, about: About | None = None) -> Axes:
 @styled
 def panel(frame: pd.DataFrame, modes: list[str] | None = None, *, ax: Axes | None = None) -> Axes:
     """One model, case and batch: a bar a mode with the wall time; inside it the GPU's busy time, a tick for the CPU's,
-    a line for the floor. Behind it the time and how many times faster than eager that is (``*``: over ``twin_ms``)."""
+    a line for the floor. Behind it the time and how many times faster than eager that is (``*``: over ``twin_ms``).
+    Without ``ax`` the figure has a legend, too."""
     modes = modes or [mode for mode in LOOKS if mode in set(frame["mode"])]
-    ax = style.new_axes(ax, 5.2, 0.9 + 0.26 * len(modes))
+    alone = ax is None
+    ax = style.new_axes(ax, 7.4, 1.4 + 0.26 * len(modes))
     rows = {row["mode"]: row for row in frame.to_dict("records")}
     longest = max(float(row["wall_ms"]) for row in rows.values())
     for y, mode in enumerate(modes):
@@ -99,6 +101,9 @@ def panel(frame: pd.DataFrame, modes: list[str] | None = None, *, ax: Axes | Non
     ax.tick_params(axis="x", labelsize=8)
     ax.locator_params(axis="x", nbins=4)
     ax.grid(axis="x")
+    if alone:
+        ax.set_xlabel("ms", fontsize=8.5)
+        style.legend_below(ax, 2, _handles(frame))
     return ax
 
 

@@ -58,7 +58,7 @@ PAINTS: dict[str, Paint] = {
     "memcpy": Paint("memory copy or fill", "#f0e442", "#d9cd3a"),
     "memset": Paint("memory copy or fill", "#f0e442", "#d9cd3a"),
 }
-PIECE_COLOURS = ("#0072b2", "#86c5ee", "#a569a8", "#49508f")
+PIECE_COLOURS = ("#0072b2", "#86c5ee", "#a569a8", "#2b2f63")
 PIECE_HATCHES = ("", "\\\\", "..", "xx")
 
 #: Why the GPU had nothing to do, as the bill names it.

@@ -1,5 +1,7 @@
 """The exercises of notebook 00 tell right from nearly right and from wrong."""
 
+import torch
+
 from tests.exercises.solved import check, pytest, solutions, well_formed
 
 SOLVED = solutions("00")
@@ -41,6 +43,8 @@ def of_real(batch, sizes):
             "nearly",
             "above the largest",
         ),
+        (lambda batch, sizes: torch.tensor(WASTE(batch, sizes)), "right", "In all"),  # in 32 bits
+        (lambda batch, sizes: round(WASTE(batch, sizes), 3), "wrong", "you say 0."),
         (lambda batch, sizes: 0.0, "wrong", "cases are off"),
         (lambda batch, sizes: WASTE(batch, [*sizes, 0][:3]), "wrong", "cases are off"),
     ],

@@ -26,7 +26,7 @@ def test_the_counter():
     answer = SOLUTIONS["solution_02_1"]
     assert check("02-1", {**answer, "torch.compile": 2}).outcome == "nearly"
     assert check("02-1", dict.fromkeys(answer, 7)).outcome == "wrong"
-    assert "KeyError" in check("02-1", {}).say
+    assert "Not as measured" in check("02-1", {}).say
 
 
 def test_what_is_noticed():
@@ -103,4 +103,6 @@ def test_the_dispatcher():
     asks = check("02-5", lambda model, x: torch.compile(model.forward, backend="eager"))
     assert asks.outcome == "wrong" and "guard was asked" in asks.say
     assert check("02-5", lambda model, x: lambda x: x).outcome == "wrong"
+    by_hand = check("02-5", lambda model, x: lambda x: x * model.weight)
+    assert by_hand.outcome == "wrong" and "never compiled" in by_hand.say
     assert nb02.Switch("minus")(torch.full((1, 8), 3.0)).sum() == 8

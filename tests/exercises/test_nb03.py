@@ -57,6 +57,10 @@ def test_the_hash():
     assert by_name.outcome == "nearly"
     operators_alone = check("03-4", lambda lines: tuple((line.operator, line.shape) for line in lines))
     assert operators_alone.outcome == "wrong" and "taken for equal" in operators_alone.say
+    own = SOLUTIONS["solution_03_4"]
+    for no_key in (lambda lines: list(own(lines)), lambda lines: (list(own(lines)), 1)):
+        verdict = check("03-4", no_key)
+        assert verdict.outcome == "nearly" and "hashable" in verdict.say
 
 
 def test_split_graph():

@@ -16,6 +16,7 @@ def test_the_solutions_are_right():
         ({**HITS, "cut at nothing": "hit"}, "nearly", "cut at nothing"),
         (dict.fromkeys(HITS, "hit"), "wrong", "2 of 6"),
         ({}, "wrong", "no answer for"),
+        ({name: outcome.upper() for name, outcome in HITS.items()}, "right", "All of them"),
     ],
 )
 def test_predict_hits(answer, outcome, says):
@@ -32,6 +33,8 @@ def test_predict_hits(answer, outcome, says):
             "nearly",
             "all layers are alike",
         ),  # the last layer's MLP counted twice
+        (lambda kinds: 2 + max(len(set(kinds[:-1])), 1), "nearly", "from two layers on. For [0]"),
+        (lambda kinds: 2.0 + len(set(kinds[:-1])), "right", "every model"),
         (lambda kinds: len(kinds) + 1, "wrong", "were compiled"),
     ],
 )
@@ -45,6 +48,13 @@ def joined(files, traced, options):
     return "".join(texts) + repr(sorted(options.items())) + str(len(traced))
 
 
+def greedy(files, traced, options):
+    """Right, and takes apart what it is given."""
+    traced.sort()
+    held = [(name, files.pop(name)) for name in traced]
+    return repr((held, sorted(options.items())))
+
+
 def ordered(files, traced, options):
     return repr(([(name, files[name]) for name in traced], options))
 
@@ -55,6 +65,7 @@ def ordered(files, traced, options):
         (ordered, "nearly", "misses without need"),
         (joined, "nearly", "moved from the end of one file"),
         (lambda files, traced, options: repr(sorted(options.items())), "wrong", "old code"),
+        (greedy, "right", "Every edit"),
         (lambda files, traced, options: 7, "wrong", "same string"),
     ],
 )

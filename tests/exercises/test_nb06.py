@@ -60,6 +60,18 @@ def unchecked(function, platform, pool):
     return wrapped
 
 
+def otherwise_refused(function, platform, pool):
+    own = solutions["solution_06_5"](function, platform, pool)
+
+    def wrapped(key, x):
+        try:
+            return own(key, x)
+        except ValueError as error:
+            raise RuntimeError("moved") from error
+
+    return wrapped
+
+
 def never_replayed(function, platform, pool):
     entries = {}
 
@@ -118,6 +130,10 @@ def test_the_solution_is_right(id):
         ("06-3", callers_example, "nearly", "buffer of your own"),
         ("06-3", stale, "wrong", "Which memory"),
         ("06-3", no_graph, "wrong", "called again"),
+        ("06-3", lambda *_: lambda x: torch.tanh(x * 2) + x, "wrong", "does not give function(x)"),
+        ("06-4", lambda x: x.sum() * 0, "wrong", "the same for every x: 0.0"),
+        ("06-4", lambda x: None, "wrong", "the same for every x: None"),
+        ("06-5", otherwise_refused, "nearly", "with RuntimeError"),
         ("06-4", frozen_branch, "nearly", "numbers differ"),
         ("06-4", lambda x: x[x > 0].sum(), "wrong", "cannot be recorded"),
         ("06-5", unchecked, "nearly", "stale input"),

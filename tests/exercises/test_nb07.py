@@ -4,6 +4,7 @@ import runpy
 
 import pytest
 
+from cgkit.config import CUDAGraphMode
 from cgkit.exercises import check, core, exercises_of, hint
 
 solutions = runpy.run_path(str(core.SOLUTIONS / "07.py"))
@@ -39,6 +40,7 @@ def test_the_solution_is_right(id):
         ("07-1", lambda n, sizes: min((s for s in sizes if s > n), default=None), "nearly", "no padding"),
         ("07-1", lambda n, sizes: n, "wrong", "gave 3"),
         ("07-2", [*PAIRS[:2], ("FULL", 16), *PAIRS[3:]], "nearly", "(9, True)"),
+        ("07-2", [[CUDAGraphMode[mode], size] for mode, size in PAIRS], "right", "Pad"),
         ("07-2", [("FULL", 3)] * 5, "wrong", "(3, True)"),
         ("07-3", no_fallback, "nearly", "made for any batch"),
         ("07-3", lambda *_: ("NONE", None), "wrong", "of 50"),

@@ -83,6 +83,11 @@ def close(**tolerances):
     return lambda one, other: torch.allclose(one, other, **tolerances)
 
 
+def asserted(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=0, equal_nan=True)
+    return True
+
+
 good = close(rtol=1e-5, equal_nan=True)
 
 
@@ -91,11 +96,13 @@ good = close(rtol=1e-5, equal_nan=True)
     [
         ("09-1", {**CODES, "F": "buffer-write"}, "nearly", "Look at F"),
         ("09-1", {**CODES, "A": "graph-break", "C": "none"}, "wrong", "A (graph-break), C (none)"),
+        ("09-1", {**CODES, "F": None}, "right", "harmless"),
         ("09-1", {}, "wrong", "0 of six"),
         ("09-2", OnlyTheTable, "nearly", "after set_strength gives"),
         ("09-2", OnlyTheNumber, "nearly", "after load gives"),
         ("09-2", WritesWhatItKeeps, "nearly", "buffer-write"),
         ("09-2", nb09.Gate, "wrong", "after load and after set_strength"),
+        ("09-2", Another(), "wrong", "A class is asked for"),
         ("09-2", Another, "wrong", "Called by Python"),
         ("09-3", PIECES[:1], "nearly", "2 more"),
         ("09-3", PIECES[:2], "nearly", "is 1 more"),
@@ -106,6 +113,8 @@ good = close(rtol=1e-5, equal_nan=True)
         ("09-4", checked(close(rtol=1e-2, equal_nan=True)), "nearly", "1.001"),
         ("09-4", checked(good, lambda output: output), "nearly", "overwrites"),
         ("09-4", checked(good, lambda output: None), "nearly", "does not return"),
+        ("09-4", checked(asserted), "nearly", "AssertionError: a ValueError is asked for"),
+        ("09-4", checked(lambda one, other: one + "x"), "wrong", "TypeError at `"),
         ("09-4", checked(lambda one, other: True), "wrong", "stale address"),
         ("09-4", lambda replay, output, eager: lambda: output, "wrong", "stale address"),
     ],

@@ -2,6 +2,7 @@
 
 import runpy
 
+import numpy as np
 import pytest
 
 from cgkit.exercises import check, exercises_of, solution
@@ -24,6 +25,10 @@ def padded_always(num_tokens, decode, sizes, max_num_seqs):
 def of_real(counts, sizes):
     share = SOLVED["solution_10_2"](counts, sizes)
     return share / (1 - share)
+
+
+def in_32_bits(counts, sizes):
+    return np.float32(SOLVED["solution_10_2"](counts, sizes))
 
 
 def each_once(counts, sizes):
@@ -55,6 +60,7 @@ def test_a_solution_is_right_and_the_others_are_what_they_are(id):
     name = f"solution_{id.replace('-', '_')}"
     verdict = check(id, SOLVED[name])
     assert verdict.outcome == "right", verdict
+    assert id != "10-2" or check(id, in_32_bits)
     assert name in str(solution(id))
     for answer in NEARLY[id]:
         assert check(id, answer).outcome == "nearly", check(id, answer)

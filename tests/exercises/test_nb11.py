@@ -101,6 +101,11 @@ class Unscaled(nn.Module):
         return mean_of(x + 1)
 
 
+class Bare(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * mean_of(x + 1)
+
+
 @cgkit.support_torch_compile
 class NoOperator(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,6 +119,7 @@ class NoOperator(nn.Module):
         (FirstRow, "nearly", "[3, 5, 8]"),
         (Unscaled, "wrong", "At no size"),
         (NoOperator, "wrong", "holds no operator"),
+        (Bare, "wrong", "not decorated"),
     ],
 )
 def test_build_running_mean(answer, outcome, says):

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from cgkit import torch_hooks
 from cgkit.errors import CgkitError
 from cgkit.measuring import bench_adaptors, bench_startup
+from cgkit.measuring.bench_dedup import toy_llama, toy_split
 from cgkit.measuring.start_case import files_in, start
 
 
@@ -32,6 +34,19 @@ def test_an_eager_start_is_taken_apart(tmp_path):
     assert len(found["answer"]) == 5
     with pytest.raises(CgkitError, match=r"(?s)nobody with eager failed.*no model 'nobody'"):
         start("nobody", "eager", tmp_path)
+
+
+def test_the_toy_is_traced_where_its_weights_lie():
+    traced, _ = toy_split(toy_llama(1).to("meta"))
+    values = [node.meta.get("example_value") for node in traced.graph_module.graph.nodes]
+    assert {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"meta"}
+
+
+@pytest.mark.gpu
+def test_a_start_on_the_gpu_and_the_next_one(tmp_path):
+    cold, warm = (start("toy-llama-2", "inductor", tmp_path, device="cuda") for _ in range(2))
+    assert (cold["compilations"], warm["compilations"], warm["loaded"]) == (3, 0, 3)
+    assert warm["traces_loaded"] == 1 and warm["answer"] == pytest.approx(cold["answer"], abs=2e-3)
 
 
 def test_the_files_below_a_folder(tmp_path):

@@ -26,6 +26,7 @@ TABLES = {
     "kinds of calls": {name: look[:2] for name, look in module("launch_charts")._KINDS.items()},
     "compile stages": module("compile_gantt").STAGES,
     "memory": module("memory_charts").PARTS,
+    "pieces": {colour: (colour, "") for colour in module("timeline_layout").PIECE_COLOURS},
     "covered": module("padding_charts").COVERED,
     "steps": {mode: (MODES[mode], hatch) for mode, hatch in module("serve_charts")._HATCHES.items()},
     "recorded": {mode: (MODES[mode], MODE_HATCHES.get(mode, "")) for mode in ("FULL", "PIECEWISE")},

@@ -53,6 +53,8 @@ def test_bars_carry_time_and_gain_and_what_is_missing_is_said():
     assert notes == ["10.0", "not measured", "1.25  8.0×"]
     assert [round(bar.get_width(), 3) for bar in ax.patches] == [10.0, 2.0, 1.25, 1.0]  # wall, busy in it
     assert ax.lines[-1].get_xdata()[0] == 0.5  # the floor
+    (legend,) = ax.get_figure().legends  # alone, it says itself what line, ticks and dark bars are
+    assert any("floor" in text.get_text() for text in legend.get_texts()) and len(legend.get_texts()) == 4
 
 
 def test_a_ratio_that_is_not_that_of_the_two_times_says_why():
