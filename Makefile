@@ -39,8 +39,8 @@ tour: $(STAMP) ## the whole road on a real model: out/tour.html and a table
 test: $(STAMP) ## the tests: about a quarter of an hour on two cores
 	$(PYTEST) $(ARGS)
 
-test-slow: $(STAMP) ## only the long tests, one at a time: some of them take the time
-	$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)
+test-slow: $(STAMP) ## only the long tests: about half an hour on two cores
+	$(PYTEST) -m 'slow and not gpu' --timeout 1800 $(ARGS)
 
 test-all: test test-slow ## the tests, the long ones too
 

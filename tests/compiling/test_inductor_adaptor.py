@@ -231,6 +231,7 @@ def second_process(cache: Path, compiler: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_another_process_loads_by_handle(tmp_path):
     first = second_process(tmp_path, "inductor_patched")
     assert first["compiled"] == 3 and first["saved"] == 3 and first["equal"]

@@ -6,6 +6,7 @@ SOLVED = solutions("04")
 HITS, OWN_KEY, CHOOSE = SOLVED["solution_04_1"], SOLVED["solution_04_3"], SOLVED["solution_04_4"]
 
 
+@pytest.mark.slow
 def test_the_solutions_are_right():
     well_formed("04")
 

@@ -16,6 +16,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     run_interpreted("interpreted.py")

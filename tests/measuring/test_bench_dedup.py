@@ -9,6 +9,7 @@ from cgkit.errors import CgkitError
 from cgkit.measuring import bench_dedup
 
 
+@pytest.mark.slow
 def test_three_compilations_whatever_the_depth():
     table = bench_dedup.run((2, 6), width=8, compiler="eager")
     assert table["pieces"].tolist() == table["requests"].tolist() == [3, 7]

@@ -145,6 +145,7 @@ def test_an_empty_attention_calls_none_and_leaves_the_operator_registered():
         direct.call = function
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_a_manifest_and_a_picture(tmp_path):
     parser = argparse.ArgumentParser()
     bench_host.add_arguments(parser)

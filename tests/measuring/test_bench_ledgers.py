@@ -50,6 +50,7 @@ def test_ratios_are_of_pairs():
     assert row["within_goal"] is False and row["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     parser = argparse.ArgumentParser()
     bench_ledgers.add_arguments(parser)

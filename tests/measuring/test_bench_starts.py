@@ -22,6 +22,7 @@ def parsed(bench, command):
     return parser.parse_args(command.split())
 
 
+@pytest.mark.slow
 def test_an_eager_start_is_taken_apart(tmp_path):
     found = start("toy-llama-2", "eager", tmp_path)
     parts = [

@@ -102,6 +102,7 @@ def test_ratios_come_from_pairs_of_turns():
     assert events_off._row("x", [1.05, 1.05], [1.0, 1.0])["within_goal"] is False
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_emulated():
     parser = argparse.ArgumentParser()
     events_off.add_arguments(parser)

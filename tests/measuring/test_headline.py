@@ -166,6 +166,7 @@ def run(tmp_path_factory) -> tuple[dict, Path]:
     return {**facts, "saved": saved}, folder
 
 
+@pytest.mark.slow
 def test_every_row_is_there_and_says_that_it_is_a_dry_run(run):
     frame = pd.read_csv(run[1] / "table.csv")
     assert list(frame.columns) == list(COLUMNS)
@@ -184,6 +185,7 @@ def test_every_row_is_there_and_says_that_it_is_a_dry_run(run):
     assert (frame.loc[graphs, "capture_s"] > 0).all()
 
 
+@pytest.mark.slow
 def test_floors_and_ratios_of_the_table_are_those_of_its_columns(run):
     for one in pd.read_csv(run[1] / "table.csv").to_dict("records"):
         assert one["floor_ms"] == pytest.approx(one["weight_bytes"] / one["copy_bytes_per_s"] * 1e3, rel=1e-4)
@@ -194,11 +196,13 @@ def test_floors_and_ratios_of_the_table_are_those_of_its_columns(run):
         assert math.isnan(one["twin_ms"]) == (one["mode"] != "reduce-overhead")
 
 
+@pytest.mark.slow
 def test_the_file_is_written_as_soon_as_a_part_is_done(run):
     # all modes but the last of a model, then that one; two decode batches and one generation each
     assert run[0]["saved"] == [21, 24, 45, 48]
 
 
+@pytest.mark.slow
 def test_the_manifest_is_one_that_recordings_read(run):
     from cgkit import recordings
 
@@ -212,6 +216,7 @@ def test_the_manifest_is_one_that_recordings_read(run):
     assert (folder / "table.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_facts_hold_the_table_and_what_it_is_read_for(run):
     facts = run[0]
     assert len(facts["rows"]) == len(facts["frame"]) == 48 and facts["emulated"] is True
@@ -222,6 +227,7 @@ def test_facts_hold_the_table_and_what_it_is_read_for(run):
     json.dumps({key: value for key, value in facts.items() if key != "frame"})
 
 
+@pytest.mark.slow
 def test_the_recorded_table_is_drawn(run):
     from cgkit.plotting import headline_chart
 

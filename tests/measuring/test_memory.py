@@ -150,6 +150,7 @@ def test_the_waterfall_adds_up():
     assert waterfall(made).to_frame()["bytes"].iloc[-1] == 0  # no device, no budget: nothing is free
 
 
+@pytest.mark.slow
 def test_record_memory_writes_what_the_charts_need(tmp_path):
     entries = record_memory(
         tmp_path, ["tiny-llama"], [1, 4], sizes=(1, 2, 4), device="cpu", prefix="cpu", layers=2, context=32,

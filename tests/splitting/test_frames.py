@@ -137,9 +137,9 @@ def test_traced_and_split_show_themselves(split):
 
 
 def test_a_deep_model_is_drawn_small():
-    deep = llama(80)
+    deep = llama(40)
     picture = deep.draw(engine="own")
-    assert picture.svg().count('class="cg-piece') == 5 and "79 × the same" in picture.svg()
-    opened = deep.draw(open=["submod_40"], engine="own").svg()
-    assert "19 × the same" in opened and "59 × the same" in opened
+    assert picture.svg().count('class="cg-piece') == 5 and "39 × the same" in picture.svg()
+    opened = deep.draw(open=["submod_20"], engine="own").svg()
+    assert "9 × the same" in opened and "29 × the same" in opened
     assert len(deep._repr_mimebundle_()["text/html"]) < 300_000

@@ -78,6 +78,7 @@ def test_a_changed_line_in_an_inlined_helper_is_a_miss_and_is_named(warm, tmp_pa
     assert [each.name for each in why_miss(key)] == ["helper"]
 
 
+@pytest.mark.slow
 def test_a_field_that_matters_is_a_miss_and_off_is_off(warm, tmp_path):
     folder, cache, first = copied(warm, tmp_path)
     other = project.run(folder, cache, {"inductor_compile_config": {"epilogue_fusion": False}})
@@ -87,6 +88,7 @@ def test_a_field_that_matters_is_a_miss_and_off_is_off(warm, tmp_path):
     assert "num_compiled_artifacts_saved" not in off["counters"]
 
 
+@pytest.mark.slow
 def test_broken_files_are_compiled_again_and_said(warm, tmp_path):
     folder, cache, _ = copied(warm, tmp_path)
     pieces = sorted(cache.rglob("piece_*.bin"))
@@ -118,6 +120,7 @@ def test_what_a_killed_process_left_half_is_never_loaded(warm, tmp_path):
     assert again["equal"] and compiles(again) == 0 and loads(again) == 2
 
 
+@pytest.mark.slow
 def test_others_may_not_put_code_into_the_cache(warm, tmp_path):
     folder, cache, _ = copied(warm, tmp_path)
     for code in cache.rglob("inductor/*/*.py"):
@@ -147,6 +150,7 @@ def read_only():
         each.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written(warm, tmp_path, read_only):
     folder, cache, _ = copied(warm, tmp_path)
     shutil.rmtree(cache)
@@ -158,6 +162,7 @@ def test_a_folder_that_cannot_be_written(warm, tmp_path, read_only):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_filled_folder_that_cannot_be_written_is_never_wrong(warm, tmp_path, read_only):
     folder, cache, first = copied(warm, tmp_path)
     next(cache.rglob("piece_*.bin")).unlink()
@@ -186,6 +191,7 @@ def test_two_at_once_and_one_that_is_killed(tmp_path):
     assert last["equal"] and compiles(last) == 0 and loads(last) == 2 and not last["warnings"]
 
 
+@pytest.mark.slow
 def test_one_file_of_it_and_back(warm, tmp_path):
     folder, cache, first = copied(warm, tmp_path)
     assert pack(tmp_path / "class.tgz", cache) == [first["key"]]

@@ -114,6 +114,7 @@ def test_a_second_process_elsewhere_traces_nothing_and_compiles_nothing(cold, tm
     assert "model.factor" in changed["missed"] and any("_forward_hooks" in name for name in changed["missed"])
 
 
+@pytest.mark.slow
 def test_a_changed_line_in_a_helper_and_a_broken_entry(cold, tmp_path):
     folder, cache, first = copied(cold, tmp_path)
     (folder / "helper.py").write_text(project.HELPER.replace("* 2.0", "* 3.0"))
@@ -129,6 +130,7 @@ def test_a_changed_line_in_a_helper_and_a_broken_entry(cold, tmp_path):
     assert any("not loaded" in warning for warning in broken["warnings"])
 
 
+@pytest.mark.slow
 def test_a_second_process_records_and_replays_without_a_trace(cold, tmp_path):
     folder, cache, _ = copied(cold, tmp_path)
     first, again = (project.run(folder, cache, {"recorded": [2, 8]}) for _ in range(2))
