@@ -182,6 +182,7 @@ def printed(notebook) -> str:
     return "\n".join(out.get("text", "") for cell in cells for out in cell.outputs)
 
 
+@pytest.mark.slow
 def test_the_tour_runs_and_its_cells_can_be_run_again():
     notebook = execute(TOUR, {"MODEL": "'tiny-llama'"}, again=in_order)
     html = outputs(notebook, "text/html")

@@ -50,7 +50,7 @@ def test_toy_has_5_pieces_of_which_3_are_capturable():
     assert torch.equal(result, Toy()(x[:3]))
 
 
-@pytest.mark.parametrize("layers", [1, 4, 80])
+@pytest.mark.parametrize("layers", [1, 4, pytest.param(80, marks=pytest.mark.slow)])
 def test_a_llama_gives_2l_plus_1_pieces(layers):
     stub = Stub(Llama(layers), torch.arange(5), torch.randn(5), dynamic=(0, 1))
     split = split_graph(stub, [ATTENTION])

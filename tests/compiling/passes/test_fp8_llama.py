@@ -63,7 +63,8 @@ def assert_within_the_rounding(scheme, dtype, device):
     assert fused.max() <= 1.1 * max(eager.max(), unfused.max())
 
 
-@pytest.mark.parametrize("scheme", ["static", pytest.param("per_token", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["static", "per_token"])
 def test_fused_is_as_near_to_float64_as_unfused(scheme, monkeypatch):
     monkeypatch.setenv("CGKIT_DISABLE_COMPILE_CACHE", "1")
     assert_within_the_rounding(scheme, torch.bfloat16, "cpu")

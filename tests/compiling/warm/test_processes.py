@@ -100,6 +100,7 @@ def counted(found, name):
     return found["counters"].get(name, 0)
 
 
+@pytest.mark.slow
 def test_a_second_process_elsewhere_traces_nothing_and_compiles_nothing(cold, tmp_path):
     folder, cache, first = copied(cold, tmp_path)
     assert first["equal"] and counted(first, "num_graphs_seen") == counted(first, "num_traces_saved") == 1

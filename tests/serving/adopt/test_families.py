@@ -15,6 +15,8 @@ from .families import FAMILIES, VOCAB, alone, build, config_of, family, least_ga
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 #: FULL_DECODE_ONLY records the decode graphs of FULL_AND_PIECEWISE: what Inductor makes is the same.
 COMPILED_MODES = tuple(mode for mode in MODES if mode != "FULL_DECODE_ONLY")
+#: The families that every run of the tests takes, one with rotary positions and one with learned ones.
+QUICK = ("Llama", "GPT2")
 #: One prompt of a single token, and two that are longer than a step takes.
 LENGTHS = [9, 1, 23, 4]
 STEP, COUNT = 8, 9
@@ -70,7 +72,9 @@ def answers_of_engine(runner, mode):
     return [answers[number] for number in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
+)
 def test_greedy_tokens_equal_transformers_own_in_every_mode(name):
     """By the runner and by the engine. Traced and compiled once, recorded anew for each mode."""
     model = family(name)
