@@ -83,20 +83,30 @@ class Kept:
                 write(tensor.detach(), value)
 
 
+class KeptAttributes:
+    """The attributes of all modules of a model at one moment, and what lists, dicts, sets and deques among them (three
+    deep) held; :meth:`restore` puts them back. Values of tensors are not looked at: :class:`Kept`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        values = [vars(module) for module in model.modules()]
+        self._held: list[Any] = [*values, *(i for v in values for i in _containers(v.values(), _DEPTH))]
+        self._contents = [each.copy() for each in self._held]
+
+    def restore(self) -> None:
+        """Gives the modules the attributes that they had."""
+        for each, old in zip(self._held, self._contents):
+            each.clear()
+            each.extend(old) if isinstance(each, (list, deque)) else each.update(old)
+
+
 @contextmanager
 def attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """After the block the attributes of all modules are what they were, and lists, dicts, sets and deques among them
-    (three deep) hold what they held. Values of tensors are not looked at: :class:`Kept`."""
-    values = [vars(module) for module in model.modules()]
-    attributes = [dict(each) for each in values]
-    inner = [each for value in values for each in _containers(value.values(), _DEPTH)]
-    contents = [value.copy() for value in inner]
+    """After the block the attributes of all modules are what they were: :class:`KeptAttributes`."""
+    kept = KeptAttributes(model)
     try:
         yield
     finally:
-        for each, old in zip([*values, *inner], [*attributes, *contents]):
-            each.clear()
-            each.extend(old) if isinstance(each, (list, deque)) else each.update(old)
+        kept.restore()
 
 
 def _containers(values: Iterable[Any], depth: int) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from cgkit import torch_hooks
 from cgkit.capturing import CaptureSizes
+from cgkit.capturing.debugging.copies import KeptAttributes, attributes_put_back
 from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import CompilationConfig, CompilationLevel
 from cgkit.errors import CgkitError, TraceError
@@ -79,6 +80,7 @@ class Patient:
         self.notes: dict[str, Any] = {}  # what a check found out and another one needs
         self.traced: TracedGraph | None = None
         self.marked: Mapping[str, Any] | None = None  # the dims of the trace that worked; None: inferred
+        self._attributes = KeptAttributes(model)
         self._trace()
 
     # --- the stages ---
@@ -235,6 +237,14 @@ class Patient:
                 for tensor, old in kept:
                     if tensor.shape == old.shape:
                         tensor.copy_(old)
+
+    @contextmanager
+    def as_given(self) -> Iterator[None]:
+        """:meth:`unharmed`, and the model's attributes are inside what they were before the trace, which holds their
+        numbers: a model that counts its calls can be compared with its trace."""
+        with attributes_put_back(self.model), self.unharmed():
+            self._attributes.restore()
+            yield
 
     @functools.cached_property
     def _written(self) -> list[torch.Tensor]:

@@ -74,6 +74,20 @@ def test_the_errors_are_those_and_in_the_users_line(cls, checks, code, text, wha
     model(*args)  # works as before
 
 
+def test_a_branch_on_the_size_is_an_error_in_a_model_that_counts_its_calls_too():
+    model = users.CountsItsCalls()
+    report = cgkit.doctor(model, X, only=["dropped_guards"])
+    assert [error.code for error in report.errors] == ["dropped-guard"] and model.calls == 0
+    assert "at 1 the trace computes something else" in report.errors[0].what
+
+
+def test_what_does_not_repeat_itself_is_not_said_to_agree():
+    report = cgkit.doctor(users.CountsElsewhere(), X, only=["dropped_guards"])
+    said = [finding.what for finding in report if "shape[0]" in finding.what]
+    assert len(said) == 1 and "two runs of the model differ" in said[0] and not report.errors
+    assert "the trace gives what" not in said[0]
+
+
 def test_rows_of_a_model_that_counts_are_not_said_to_be_mixed():
     report = cgkit.doctor(users.Counts(), X, only=["mixed_rows"])
     assert not report.errors and "two runs of the same rows differ" in report.not_checked["mixed_rows"]

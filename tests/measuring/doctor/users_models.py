@@ -131,6 +131,26 @@ class Counts(User):
         return counts(x)
 
 
+class CountsItsCalls(User):
+    """Divides by how often it was called, and a batch of one or two takes another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = x / self.calls
+        return y * 10 if len(x) < 3 else y
+
+
+class CountsElsewhere(User):
+    """The same, and no attribute tells how often."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return counts(x) * 10 if len(x) < 3 else counts(x)
+
+
 class WritesInSecret(User):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return writes(x)

@@ -87,34 +87,40 @@ def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
     """Runs model and trace at some of the sizes: (severity, what came of it)."""
     assert patient.traced is not None
     chosen = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]]))
-    refused = []
+    refused, same, restless = [], [], []
     for size in chosen:
         args, kwargs = patient.call_of_size(size)
         try:
-            with patient.unharmed():
+            with patient.as_given():
                 expected = patient.model(*args, **kwargs)
         except Exception as error:
             refused.append(f"the model itself refuses {size} ({type(error).__name__})")
             continue
         args, kwargs = patient.call_of_size(size)  # anew: the model may write its inputs
         try:
-            with patient.unharmed():
+            with patient.as_given():
                 got = patient.traced(*args, **kwargs)
         except Exception as error:
             return "warning", f"at {size} the trace raises {type(error).__name__}, and the model does not"
         differs = difference(expected, got)
         if differs and repeats_itself(patient, size, expected):
             return "error", f"at {size} the trace computes something else than the model ({differs})"
-    if len(refused) == len(chosen):
+        (restless if differs else same).append(str(size))
+    if restless:
+        return (
+            "warning",
+            f"at {', '.join(restless)} two runs of the model differ, so the trace has nothing to agree with",
+        )
+    if not same:
         return "info", refused[0]
-    return "info", f"at {', '.join(map(str, chosen))} the trace gives what the model gives"
+    return "info", f"at {', '.join(same)} the trace gives what the model gives"
 
 
 def repeats_itself(patient: Patient, size: int, before: Any) -> bool:
     """Whether another run of the model on this size gives what it gave ``before``: else one run tells nothing."""
     args, kwargs = patient.call_of_size(size)
     try:
-        with patient.unharmed():
+        with patient.as_given():
             return not difference(before, patient.model(*args, **kwargs))
     except Exception:  # the model's own, that it did not raise before
         return False
