@@ -87,7 +87,9 @@ def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
     """Runs model and trace at some of the sizes: (severity, what came of it)."""
     assert patient.traced is not None
     chosen = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]]))
-    refused, same, restless = [], [], []
+    refused: list[str] = []
+    same: list[str] = []
+    restless: list[str] = []
     for size in chosen:
         args, kwargs = patient.call_of_size(size)
         try:
@@ -109,7 +111,7 @@ def tried(patient: Patient, sizes: list[int]) -> tuple[str, str]:
     if restless:
         return (
             "warning",
-            f"at {', '.join(restless)} two runs of the model differ, so the trace has nothing to agree with",
+            f"at {', '.join(restless)} two runs of the model differ, so nothing can agree with it",
         )
     if not same:
         return "info", refused[0]
