@@ -86,4 +86,5 @@ def doctor(
                     found.append(replace(finding, check=name, command=again))
             except NotCheckedError as error:
                 not_checked[name] = cannot(error)
+    patient.discharge()
     return Report(patient, found, not_checked)

@@ -80,7 +80,7 @@ class Patient:
         self.notes: dict[str, Any] = {}  # what a check found out and another one needs
         self.traced: TracedGraph | None = None
         self.marked: Mapping[str, Any] | None = None  # the dims of the trace that worked; None: inferred
-        self._attributes = KeptAttributes(model)
+        self._attributes: KeptAttributes | None = KeptAttributes(model)
         self._trace()
 
     # --- the stages ---
@@ -243,8 +243,13 @@ class Patient:
         """:meth:`unharmed`, and the model's attributes are inside what they were before the trace, which holds their
         numbers: a model that counts its calls can be compared with its trace."""
         with attributes_put_back(self.model), self.unharmed():
-            self._attributes.restore()
+            if self._attributes is not None:
+                self._attributes.restore()
             yield
+
+    def discharge(self) -> None:
+        """The checks are through: lets go of what was kept for them, so that no weight lives on by it."""
+        self._attributes = None
 
     @functools.cached_property
     def _written(self) -> list[torch.Tensor]:
