@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 tour: $(STAMP) ## the whole road on a real model: out/tour.html and a table
 	@$(BIN)/cgkit tour $(ARGS)
 
-test: $(STAMP) ## the tests: about a quarter of an hour on two cores
+test: $(STAMP) ## the tests: some eleven minutes on two cores
 	$(PYTEST) $(ARGS)
 
 test-slow: $(STAMP) ## only the long tests: about half an hour on two cores
