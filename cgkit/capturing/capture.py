@@ -127,7 +127,7 @@ class _Capture:
                 stack.enter_context(session(platform))
                 inputs = captured.inputs = self._make_inputs(make_inputs)
                 captured.open_ledger()
-            self._learn_output_dims(plan)
+                self._learn_output_dims(plan)
             self._record_all(plan)
             platform.synchronize()
             self._lay_out_plans(plan, uniform_sizes)
@@ -187,7 +187,9 @@ class _Capture:
         try:
             with set_forward_context(self._metadata_for(other)):
                 output = self.captured.run(*args, **kwargs)
-        except Exception:  # nor need the model (an even number of rows): it is no size that anybody asked for
+        except Exception as error:  # nor need the model (an even number of rows): nobody asked for that size
+            if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+                raise  # that is no matter of the size
             logger.debug("a run of %d tokens", other.num_tokens, exc_info=True)
             return
         self.captured.note_output(other.num_tokens, output)

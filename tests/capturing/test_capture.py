@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cgkit import events
-from cgkit.capturing import capture, free_all, get_platform
+from cgkit.capturing import CapturedGraphs, capture, free_all, get_platform
 from cgkit.capturing.wrapper import CUDAGraphWrapper
 from cgkit.config import CUDAGraphMode
 from cgkit.counters import compilation_counter
@@ -69,6 +69,32 @@ def test_one_piece_in_piecewise_mode(device):
     captured = capture(toy(device, ops=()), [2], mode="PIECEWISE")
     x = torch.randn(2, 8, device=device)
     assert captured.num_graphs == 1 and torch.equal(captured(x), Toy()(x))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("an even number of rows, please"), torch.OutOfMemoryError("full")]
+)
+def test_a_size_that_nobody_asked_for_may_be_refused_and_memory_that_ran_out_is_said(monkeypatch, error):
+    """With one size a run at another tells which dimensions of the output follow it."""
+    planned, sizes = CapturedGraphs._planned, []
+
+    def refusing(self, run):
+        def looking(x):
+            sizes.append(len(x))
+            if len(x) != 4:
+                raise error
+            return run(x)
+
+        return planned(self, looking)
+
+    monkeypatch.setattr(CapturedGraphs, "_planned", refusing)
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(CaptureError, match="memory"):
+            capture(shared_toy("cpu"), [4])
+    else:
+        x = torch.randn(4, 8)
+        assert torch.equal(capture(shared_toy("cpu"), [4])(x), Toy()(x))
+    assert 3 in sizes
 
 
 @pytest.mark.parametrize("mode", [PIECEWISE, FULL])
