@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -206,6 +206,8 @@ class CudaPlatform:
             self._to_release.setdefault(pool, []).append(pool.handle)
         _refused.append(graph)
         pool.spoil()
+        with suppress(RuntimeError):  # a device that is lost: the error that is on its way says so
+            torch_hooks.end_generator_capture(self.device)
 
     def weak_ref(self, value: Any, pool: CudaPool) -> Any:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""

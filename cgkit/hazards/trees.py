@@ -1,13 +1,15 @@
 """CUDAGraph Trees beside graphs of one's own: a GPU is needed, and the process may not live on.
 
 cuBLAS keeps a workspace for each stream, outside of every graph's pool; a graph that was recorded by hand holds its
-address. CUDAGraph Trees clear all workspaces before they record. Then that memory is somebody else's, and the next
-replay writes its partial sums there: the replay's own result is right, and a tensor that has nothing to do with it is
-spoiled. Where the allocator has given the memory back to the driver, the replay is an illegal memory access instead.
+address. CUDAGraph Trees clear all workspaces before they record. From then on the graph writes its partial sums into
+memory that is not its own: somebody else's, and a tensor that has nothing to do with the replay is spoiled while the
+replay's own result is right; or nobody's, and nothing is seen yet; or no memory at all, because the allocator has given
+it back to the driver, and the replay is an illegal memory access. Which of them comes is the allocator's chance. So the
+allocator is asked what has become of the workspace, and the harm is looked for beside it.
 
 ``python -m cgkit.hazards.trees ORDER`` records a graph of a matrix product, lets something happen as :data:`ORDERS`
-says, fills half a GiB with tensors of sevens, replays, and prints one JSON line. A crash shows as the exit
-status, so start it in a process of its own (:func:`replay_beside_trees` does). Seen on an H200, torch 2.11.
+says, fills half a GiB with tensors of sevens, and replays. It prints a JSON line before the replay and one after it. A
+crash shows as the exit status, so start it in a process of its own (:func:`replay_beside_trees` does).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ ORDERS = {
 #: How many tensors of sevens, and how many numbers of 8 bytes in each. The memory that was cleared has gone back to the
 #: driver meanwhile (who records empties the allocator's cache), and comes back with some later request.
 _SEVENS, _NUMBERS = 256, 1 << 18
+_NOTHING = {"workspace": None, "equal": None, "kept": None}
+_SMALLEST_WORKSPACE = 1 << 20  # bytes; the product's own result is smaller
 
 
 def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
@@ -41,9 +45,10 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
         timeout: seconds until it is given up.
 
     Returns:
-        ``order``, ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before) and
-        ``kept`` (no other tensor was written; both None if it did not come so far), ``status`` (of the process; None
-        after ``timeout``), ``error`` (the line that names the error, or "").
+        ``order``, ``workspace`` (before the replay: "held", "free", "another stream's", or "given back" to the
+        driver), ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before), ``kept``
+        (no other tensor was written), each None if it did not come so far, ``status`` (of the process; None after
+        ``timeout``), ``error`` (the line that names the error, or "").
 
     Raises:
         CgkitError: no GPU, or ``order`` is unknown.
@@ -59,15 +64,16 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         late = f"no answer within {timeout:g} s"
-        return {"order": order, "replayed": False, "equal": None, "kept": None, "status": None, "error": late}
-    lines = done.stdout.strip().splitlines()
-    seen = json.loads(lines[-1]) if done.returncode == 0 and lines else {"equal": None, "kept": None}
+        return {"order": order, **_NOTHING, "replayed": False, "status": None, "error": late}
+    seen: dict[str, Any] = dict(_NOTHING)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            seen |= json.loads(line)
     errors = [line for line in done.stderr.strip().splitlines() if "rror" in line]
     return {
         "order": order,
+        **seen,
         "replayed": done.returncode == 0,
-        "equal": seen["equal"],
-        "kept": seen["kept"],
         "status": done.returncode,
         "error": errors[0] if done.returncode and errors else "",
     }
@@ -90,9 +96,11 @@ def _main(order: str) -> None:
         if order == "before":
             _trees(x, weight)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        had = set(_blocks())
         with torch.cuda.stream(stream):
             x @ weight  # cuBLAS makes its workspace for this stream, outside of the graph's pool
         torch.cuda.synchronize()
+        workspace = next(place for place in _blocks() if place not in had and place[1] >= _SMALLEST_WORKSPACE)
         with torch.cuda.graph(graph, stream=stream):
             result = x @ weight
         graph.replay()
@@ -104,10 +112,34 @@ def _main(order: str) -> None:
             torch.cuda.empty_cache()
         sevens = [] if order == "cleared" else [_seven() for _ in range(_SEVENS)]
         torch.cuda.synchronize()
+        print(json.dumps({"workspace": _state(workspace)}), flush=True)
         graph.replay()
         torch.cuda.synchronize()
         kept = all(bool((each == 7).all()) for each in sevens)
         print(json.dumps({"equal": torch.equal(result, right), "kept": kept}))
+
+
+def _blocks() -> dict[tuple[int, int, int], bool]:
+    """What the allocator holds: (address, bytes, stream) of each block, and whether it is in use."""
+    blocks = {}
+    for segment in torch.cuda.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                blocks[address, block["size"], segment["stream"]] = block["state"] == "active_allocated"
+            address += block["size"]
+    return blocks
+
+
+def _state(workspace: tuple[int, int, int]) -> str:
+    """Whose the memory at the workspace's address is; see :func:`replay_beside_trees`."""
+    address, _, stream = workspace
+    if _blocks().get(workspace):
+        return "held"
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return "free" if segment["stream"] == stream else "another stream's"
+    return "given back"
 
 
 def _seven() -> torch.Tensor:

@@ -84,6 +84,21 @@ def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
     return True
 
 
+def end_generator_capture(device: int) -> None:
+    """Lets the default generator of a device draw again after a stream capture that CUDA refused to end.
+
+    ``CUDAGraph.capture_end`` raises before it tells the generator that the capture is over, and every later draw of
+    the process then fails ("Offset increment outside graph capture"). A recording that succeeds tells it. Call it on
+    a stream that may be captured. Run on torch 2.11 (CUDA).
+    """
+    number = torch.zeros(1, device=f"cuda:{device}")
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    number.zero_()
+    graph.capture_end()
+    graph.reset()
+
+
 def release_pool(device: int, pool: tuple[int, int]) -> None:
     """Takes one user from a pool of the allocator, as ``CUDAGraph.reset`` does.
 

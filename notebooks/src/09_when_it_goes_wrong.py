@@ -893,9 +893,11 @@ hazards.table().style.hide(axis="index").set_uuid("hazards").set_table_styles(le
 # And one exhibit is smaller than what it stands for: **CUDAGraph Trees** (26), the graphs of `torch.compile(mode="reduce-overhead")`,
 # beside graphs of one's own. The former clear memory (of the library for matrix products) whose address the latter hold. The exhibit
 # clears a workspace that can still be read. The thing itself needs a GPU, and may spoil the process. So it runs in one of its own, if
-# there is a GPU. `equal`: the replay's own result is right. `kept`: no tensor of somebody else was written. On an H200 with torch 2.11
-# the replay's result was right, and it had written into memory that belonged to somebody else by then. That is the worst form: the
-# graph that does the harm looks healthy, and another part of the program computes nonsense.
+# there is a GPU. `workspace`: whose the memory is that the recorded product will write its parts to. `equal`: the replay's own
+# result is right. `kept`: none of the tensors that were made meanwhile was written. If the workspace is held no more, the graph writes
+# where it has no right to. What that does is chance: it spoils a tensor of somebody else, or it is an illegal memory access and the
+# process ends, or nothing is seen yet. The first is the worst: the graph that does the harm looks healthy, and another part of the
+# program computes nonsense.
 
 # %%
 from cgkit.hazards.trees import replay_beside_trees

@@ -111,9 +111,13 @@ def test_a_forbidden_call_leaves_the_process_usable():
     torch.cuda.synchronize()
     assert not torch.cuda.is_current_stream_capturing()
     kept = record(platform, pool, lambda: x * 3)
+    torch.cuda.manual_seed(3)
+    drawn = torch.rand(8, device="cuda")
     for _ in range(2):  # twice: each refused capture spoils one of the allocator's ids
         with pytest.raises(RuntimeError, match="when stream is capturing"):
             platform.record(lambda: x * x.sum().item(), pool)
+        torch.cuda.manual_seed(3)  # the generator does not believe in a capture under way
+        assert torch.equal(torch.rand(8, device="cuda"), drawn)
         graph, y = record(platform, pool, lambda: x * 2)
         pinned = torch.ones(8).pin_memory()  # the allocator of pinned memory works on too
         graph.replay()

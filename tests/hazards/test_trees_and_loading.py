@@ -28,13 +28,14 @@ def test_trees_say_what_they_need():
 
 
 @pytest.mark.gpu
-def test_trees_between_recording_and_replay_let_the_replay_write_a_tensor_of_somebody_else():
+def test_trees_between_recording_and_replay_take_the_workspace_that_the_replay_writes_to():
     before, between = replay_beside_trees("before"), replay_beside_trees("between")
     assert (before["replayed"], before["equal"], before["kept"]) == (True, True, True), before
-    assert between["replayed"] is False or between["kept"] is False, between
+    assert before["workspace"] == "held" and between["workspace"] not in (None, "held"), (before, between)
 
 
 @pytest.mark.gpu
 def test_a_cleared_workspace_that_went_back_to_the_driver_is_an_illegal_access():
     cleared = replay_beside_trees("cleared")
+    assert cleared["workspace"] == "given back", cleared
     assert cleared["replayed"] is False and "illegal memory access" in cleared["error"], cleared
