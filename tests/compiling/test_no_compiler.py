@@ -59,3 +59,15 @@ def test_only_the_cpu_needs_one(monkeypatch, recwarn):
     recwarn.clear()
     assert isinstance(make_adaptor(CompilationConfig(), [torch.device("cpu")]), EagerAdaptor)
     assert not recwarn, "it is said once"
+
+
+def test_known_vector_instructions_are_not_looked_for_where_each_look_compiles(monkeypatch):
+    def compiles():
+        raise AssertionError("a test was compiled")
+
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", compiles)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    if torch_hooks.find_cpp_compiler() is not None:
+        assert torch_hooks.cpu_vector_isa("avx512") == "avx512"
+        with pytest.raises(AssertionError, match="compiled"):
+            torch_hooks.cpu_vector_isa()
