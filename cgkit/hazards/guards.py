@@ -14,7 +14,7 @@ from cgkit.hazards.road import findings
 from cgkit.tracing import trace
 
 #: So many weights, each with its guards; little work, so that the guards are most of a step.
-_WEIGHTS = 40
+_WEIGHTS = 100
 _CALLS = 100
 #: A guarded call is slow if it takes so many times what the same bytecode takes without guards.
 _MUCH = 1.6

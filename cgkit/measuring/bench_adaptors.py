@@ -14,7 +14,7 @@ from typing import Any
 
 from cgkit import events
 from cgkit.config import COMPILERS
-from cgkit.measuring.start_case import files_in, start
+from cgkit.measuring.start_case import add_device, device_of, files_in, start
 
 #: What an adaptor keeps of a piece, in words.
 HANDLES = {
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default="tiny-llama", help="a shape, or toy-llama-N (default: %(default)s)"
     )
     parser.add_argument("--compilers", nargs="+", default=list(COMPILERS), choices=COMPILERS)
+    add_device(parser)
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV too")
 
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     import pandas as pd
 
-    rows = [row for compiler in args.compilers for row in _starts(args.model, compiler)]
+    rows = [row for compiler in args.compilers for row in _starts(args.model, compiler, device_of(args))]
     first = rows[0]["answer"]
     for row in rows:
         row["same_answer"] = row.pop("answer") == first
@@ -55,14 +56,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"frame": frame, "rows": rows, "all_equal": bool(frame["same_answer"].all())}
 
 
-def _starts(model: str, compiler: str) -> list[dict[str, Any]]:
+def _starts(model: str, compiler: str, device: str) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         cases = [("first", "empty", one), ("second", "full", one), ("second", "empty", other)]
         for process, cache, folder in events.counted(
             compiler, cases, lambda case: f"{case[0]} process, {case[1]} cache"
         ):
-            found = start(model, compiler, Path(folder))
+            found = start(model, compiler, Path(folder), device=device)
             files, size = files_in(Path(folder))
             rows.append(
                 {

@@ -8,6 +8,7 @@ with N layers. Weights are random.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -29,14 +30,26 @@ TOY = "toy-llama-"
 _PROMPT = [1, 2, 3, 4, 5]
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option that says where a start's model lies."""
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU if there is one)")
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """What was asked for, or what there is."""
+    import torch  # not above: the child measures this import
+
+    return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def start(
     model: str, compiler: str, cache: Path, timeout_s: float = 900.0, *, device: str = "cpu"
 ) -> dict[str, Any]:
     """Starts ``model`` on ``device`` in a fresh process that keeps its compiled pieces in ``cache``.
 
     Returns:
-        ``model``, ``compiler``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch and
-        cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random weights; a
+        ``model``, ``compiler``, ``device``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch
+        and cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random weights; a
         GPU's context), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
         compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
         ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
@@ -105,6 +118,7 @@ def main(started: float) -> None:
     facts = {
         "model": model,
         "compiler": compiler,
+        "device": device,
         "pieces": len(compiled.backends),
         "import_s": imported - started,
         "compiler_import_s": ready_to_compile - imported,

@@ -177,16 +177,15 @@ def test_what_makes_no_sense_is_refused():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_binding_beforehand_is_what_saves_time():
+def test_on_a_gpu_the_same_parts_take_time():
+    """How much each takes is a benchmark: beside other work on the machine the paths change places."""
     found = host_time("tiny-llama", [1], layers=8, context=32, rounds=10)
     assert not found.about["emulated"]
-    summary = found.summary().set_index("path")
-    assert (
-        summary.loc["full", "whole_us"]
-        < summary.loc["module", "whole_us"]
-        < summary.loc["as traced", "whole_us"]
-    )
-    frame = found.to_frame().set_index(["path", "part"])["step_us"]
-    assert frame["as traced", "operator dispatch"] > 0 and frame["as traced", "weights fetch"] > 0
-    assert frame["module", "attention launches"] > frame["module", "dispatcher"]
-    assert frame["full", REST] < 2
+    frame = found.to_frame().set_index(["path", "part"])
+    parts = {path: set(frame.loc[path].index) for path in ("as traced", "module", "full")}
+    assert {"operator dispatch", "weights fetch"} <= parts["as traced"]
+    assert "operator dispatch" not in parts["module"] and "attention launches" in parts["module"]
+    assert "attention launches" not in parts["full"]
+    assert frame.loc[("full", "graph replays"), "count"] == 1
+    assert frame.loc[("module", "graph replays"), "count"] == 9
+    assert (found.summary()["whole_us"] > 0).all()

@@ -57,7 +57,7 @@ def test_the_files_below_a_folder(tmp_path):
     assert files_in(tmp_path) == (1, 3)
 
 
-def fake_start(model, compiler, cache, timeout_s=0):
+def fake_start(model, compiler, cache, timeout_s=0, device="cpu"):
     full = (cache / "piece").exists()
     (cache / "piece").write_bytes(b"12")
     kept = 0 if compiler == "eager" else 3
@@ -71,6 +71,9 @@ def fake_start(model, compiler, cache, timeout_s=0):
         "import_s": 0.5,
         "compiler_import_s": 0.5,
         "traces_loaded": int(full),
+        "trace_s": 0.0 if full else 1.0,
+        "split_s": 0.0,
+        "answer_s": 0.0,
         "compile_s": 1.0 if full else 8.0,
         "compilations": 3 - kept if full else 3,
         "loaded": kept if full else 0,
@@ -96,6 +99,7 @@ def test_tables_are_made_of_what_the_starts_said(monkeypatch, tmp_path):
     assert facts["nothing_traced"] and facts["worst_first_call_share"] == pytest.approx(1 / 9)
     assert facts["frame"]["first_call_cpu_share"].tolist() == [1.0, 0.125] * 2
     assert facts["frame"]["start_cpu_share"].tolist() == [1.0, 0.5] * 2
+    assert facts["worst_call_share"] == pytest.approx(1 / 9)
     assert facts["frame"]["import_share"].tolist() == [0.1, 0.5] * 2
     eager = bench_startup.run(parsed(bench_startup, "--models x --compiler eager"))
     assert not eager["nothing_compiled"] and eager["frame"]["same_answer"].all()
