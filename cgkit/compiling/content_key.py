@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from cgkit import torch_hooks
+from cgkit.compiling.assumptions import assumed_in
 from cgkit.compiling.fakes import storage_groups
 from cgkit.config import Shape
 
@@ -134,9 +135,10 @@ class _Text:
         return str(expression.xreplace(self.symbols) if free else expression)
 
     def symbol_lines(self) -> list[str]:
-        lines = []
+        lines, assumed = [], assumed_in(self.fake_mode)
         for symbol, name in self.symbols.items():
             known_range, example = torch_hooks.symbol_facts(self.fake_mode, symbol)
+            known_range = assumed.range_without(symbol, known_range)
             lines.append(f"symbol {name}: {known_range}, example {example}")
         return lines
 

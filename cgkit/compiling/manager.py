@@ -17,6 +17,7 @@ from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
+from cgkit.compiling.assumptions import assumed_in
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.cache.store import Loaded
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
@@ -38,7 +39,8 @@ class CompiledPiece:
     adaptor: str
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
-    assumptions: tuple[str, ...] = ()  # what the compiler took for granted of the symbols on top
+    #: What was taken for granted of the symbols on top, here and when the trace's earlier pieces were compiled.
+    assumptions: tuple[str, ...] = ()
     #: All that was taken for granted is that no symbol is larger than this; None: nothing was, or something else too.
     largest: int | None = None
     reports: PassReports = field(default_factory=PassReports)  # what the graph passes did to it
@@ -221,9 +223,10 @@ def _compile(
     kernels = torch_hooks.generated_kernels() if adaptor.generates else 0
     adaptor.take_reports()  # of a compilation that failed
     fixed = torch_hooks.specialised_symbols(fake_mode)
-    assumed = len(torch_hooks.shape_guards(fake_mode))
+    assumed = assumed_in(fake_mode)
     try:
-        runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
+        with assumed.noted(fake_mode):
+            runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
     except CgkitError:
         raise
     except Exception as error:
@@ -231,7 +234,6 @@ def _compile(
             raise inner from error  # a graph pass of ours, inside Inductor
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
-    bounds = torch_hooks.upper_bounds(fake_mode, assumed)
     newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
     if not isinstance(shape, int) and newly:
         fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
@@ -250,7 +252,7 @@ def _compile(
         adaptor=adaptor.name,
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
-        assumptions=tuple(torch_hooks.shape_guards(fake_mode)[assumed:]),
-        largest=min(bounds) if bounds else None,
+        assumptions=assumed.texts(fake_mode),
+        largest=assumed.largest(fake_mode),
         reports=adaptor.take_reports(),
     )

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     Columns as :func:`cgkit.measuring.start_case.start`, and ``cache`` ("cold", "warm"), ``first_call_share``,
     ``start_share``, ``call_share`` (the first call without any import) and ``compile_share`` (over the cold start's;
-    1.0 for that itself), the first two in processor time as well (``_cpu_share``), ``import_share`` (of this very start:
-    torch, cgkit and the compiler imported), ``same_answer``.
+    1.0 for that itself), the first two in processor time as well (``_cpu_share``), ``import_share`` (of this very
+    start: torch, cgkit and the compiler imported), ``same_answer``.
 
     Raises:
         CgkitError: a process failed.

@@ -48,15 +48,15 @@ def start(
     """Starts ``model`` on ``device`` in a fresh process that keeps its compiled pieces in ``cache``.
 
     Returns:
-        ``model``, ``compiler``, ``device``, ``pieces``; the parts of the start in order, in seconds: ``import_s`` (torch
-        and cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random weights; a
-        GPU's context), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``, ``compile_s`` (the
-        compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the first answer), and
-        ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the weights: what the first
-        call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and ``start_cpu_s`` are the same in
-        processor time, compilers included: to be compared where other work shares the machine. ``compilations`` and
-        ``loaded`` (pieces), ``traces_loaded``, ``handles`` (pieces that were kept or found), and ``answer``: numbers
-        to be compared with another start's.
+        ``model``, ``compiler``, ``device``, ``pieces``; the parts of the start in order, in seconds: ``import_s``
+        (torch and cgkit), ``compiler_import_s`` (Dynamo and Inductor, which torch imports late), ``model_s`` (random
+        weights; a GPU's context), ``trace_s`` (Dynamo's work, or the look into the trace cache), ``split_s``,
+        ``compile_s`` (the compile stage: the cache's key, fake runs, pieces compiled or loaded), ``answer_s`` (the
+        first answer), and ``start_s``, all of it; ``first_call_s`` is the start without torch's import and the
+        weights: what the first call of a model takes, the compiler's import with it. ``first_call_cpu_s`` and
+        ``start_cpu_s`` are the same in processor time, compilers included: to be compared where other work shares the
+        machine. ``compilations`` and ``loaded`` (pieces), ``traces_loaded``, ``handles`` (pieces that were kept or
+        found), and ``answer``: numbers to be compared with another start's.
 
     Raises:
         CgkitError: the process failed or took too long; holds the end of its output.

@@ -128,12 +128,13 @@ from cgkit.torch_hooks.symbols import (
     specialised_symbols,
     substitute_symbols,
     symbol_facts,
+    symbol_ranges,
     symbolic_expression,
     upper_bounds,
     without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, unwrapped, with_lazy_bits
-from cgkit.torch_hooks.triton import triton_call, triton_direct_launch, triton_version
+from cgkit.torch_hooks.triton import is_bundled_ptxas, triton_call, triton_direct_launch, triton_version
 from cgkit.torch_hooks.versions import RUN_ON, gone
 
 __all__ = [
@@ -201,6 +202,7 @@ __all__ = [
     "inductor_cache_dir",
     "inductor_options",
     "inductor_state",
+    "is_bundled_ptxas",
     "is_compiled",
     "is_composite",
     "is_fake",
@@ -248,6 +250,7 @@ __all__ = [
     "stream_now",
     "substitute_symbols",
     "symbol_facts",
+    "symbol_ranges",
     "symbolic_expression",
     "trace_state",
     "traced_code",

@@ -23,7 +23,8 @@ def standalone_compile(
 
     A fresh tracing context carries the fake mode in (``dynamic_shapes="from_tracing_context"``), so
     that symbols keep their meaning and a mode without symbols gives a static compilation, without
-    a real example tensor. The graph module is given away: hand in a copy.
+    a real example tensor. The graph module is given away: hand in a copy. Where ``options`` turn Inductor's caches
+    off, its warning that nothing could be saved is left out.
     Run on torch 2.11 (CUDA) and 2.13 (CPU).
     """
     from torch._guards import TracingContext, tracing
@@ -35,7 +36,8 @@ def standalone_compile(
     more: dict[str, Any] = {}
     if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
         more["donate_graph_module"] = True
-    with torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
+    said = _nothing_said("torch._inductor.standalone_compile", bool(options.get("force_disable_caches")))
+    with said, torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
         return compile_it(
             graph_module,
             list(fake_args),
@@ -43,6 +45,22 @@ def standalone_compile(
             options={"config_patches": options},
             **more,
         )
+
+
+@contextlib.contextmanager
+def _nothing_said(logger_name: str, quiet: bool) -> Iterator[None]:
+    """If ``quiet``: the logger's records are dropped in the block."""
+    logger = logging.getLogger(logger_name)
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    if quiet:
+        logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
 
 
 def import_compiler(inductor: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -120,6 +120,15 @@ def symbol_facts(fake_mode: Any, symbol: Any) -> tuple[str, str]:
     return str(known_range), "?"
 
 
+def symbol_ranges(fake_mode: Any) -> dict[Any, str]:
+    """The range of each symbol that the shape environment knows, as text.
+
+    Run on torch 2.11 and 2.13 (CPU).
+    """
+    environment = getattr(fake_mode, "shape_env", None)
+    return {symbol: str(known) for symbol, known in getattr(environment, "var_to_range", {}).items()}
+
+
 def specialised_symbols(fake_mode: Any) -> dict[Any, int]:
     """Symbols that the shape environment has fixed to a number meanwhile.
 
@@ -138,9 +147,9 @@ def shape_guards(holder: Any) -> list[str]:
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
 
 
-def upper_bounds(holder: Any, since: int = 0) -> list[int] | None:
-    """The largest number that each assumption from the ``since``-th on lets its one symbol be: ``2048*s0 <= 2**31 - 1``
-    gives 1048575. None if one of them says anything else.
+def upper_bounds(holder: Any, places: Iterable[int]) -> list[int] | None:
+    """The largest number that each assumption lets its one symbol be: ``2048*s0 <= 2**31 - 1`` gives 1048575. None if
+    one of them says anything else. ``places``: where they stand in :func:`shape_guards`.
 
     Inductor for a GPU adds such a bound for each kernel that it lets count in 32 bits.
     Run on torch 2.11 (CPU, CUDA build) and 2.13 (CPU).
@@ -148,10 +157,10 @@ def upper_bounds(holder: Any, since: int = 0) -> list[int] | None:
     import sympy
 
     fake_mode = getattr(holder, "fake_mode", holder)
-    guards = getattr(getattr(fake_mode, "shape_env", None), "guards", ())
+    guards = list(getattr(getattr(fake_mode, "shape_env", None), "guards", ()))
     found = []
-    for guard in list(guards)[since:]:
-        bound = _upper_bound(sympy, guard.expr)
+    for place in places:
+        bound = _upper_bound(sympy, guards[place].expr)
         if bound is None:
             return None
         found.append(bound)

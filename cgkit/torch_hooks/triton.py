@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from cgkit.torch_hooks.versions import gone
 
@@ -42,6 +45,15 @@ def triton_version() -> str:
     except ImportError:
         return ""
     return triton.__version__
+
+
+def is_bundled_ptxas(path: str) -> bool:
+    """Whether ``path`` is the assembler that came with torch: Inductor writes it into the environment
+    (``TRITON_PTXAS_PATH``) when it first compiles a kernel in a process, unless something stands there.
+
+    Run on torch 2.11 and 2.13 (CPU). Seen on torch 2.11 (CUDA).
+    """
+    return Path(torch.__file__).parent in Path(path).parents
 
 
 def triton_call(keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:

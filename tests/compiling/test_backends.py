@@ -327,6 +327,31 @@ def test_what_counts_in_32_bits_is_kept_with_its_bound_and_refuses_more(monkeypa
         run(1048576, torch.ones(1, 4))
 
 
+def test_what_was_assumed_for_one_piece_binds_the_next_ones_and_no_key_tells_of_it():
+    """As on a GPU, where the first of three pieces lets its kernels count in 32 bits."""
+
+    class OnlyTheFirst(CountsIn32Bits):
+        def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+            if "embedding" not in str(graph_module.graph):
+                return EagerAdaptor().compile(graph_module, inputs, fake_mode, runtime_shape)
+            return super().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+    make = split_llama.__wrapped__  # traces of its own: they are written into
+    _, plain_split = make(2)
+    plain = compile_pieces(plain_split, config(), adaptor=EagerAdaptor())
+    _, split = make(2)
+    once, again = (
+        compile_pieces(split, config(), adaptor=OnlyTheFirst(lambda tokens: tokens <= 1048575))
+        for _ in range(2)
+    )
+    for compiled in (once, again):
+        assert [backend.general.largest for backend in compiled.backends] == [1048575] * 3
+        assert [b.general.key.lines[-1:] for b in compiled.backends] == [
+            b.general.key.lines[-1:] for b in plain.backends
+        ]
+    assert [b.general.key.digest for b in once.backends] == [b.general.key.digest for b in again.backends]
+
+
 def test_what_takes_anything_else_for_granted_is_not_kept(monkeypatch):
     compiled, kept = compiled_by(
         CountsIn32Bits(lambda tokens: tokens * 2048 <= 2**31 - 1 and tokens % 2 == 0), monkeypatch
@@ -353,7 +378,8 @@ def test_bounds_of_a_symbol(ask, bounds):
         def compile(self, graph_module, inputs, fake_mode, runtime_shape):
             before = len(torch_hooks.shape_guards(fake_mode))
             assert ask(next(value for value in inputs if isinstance(value, torch.SymInt)))
-            seen.append(torch_hooks.upper_bounds(fake_mode, before))
+            after = len(torch_hooks.shape_guards(fake_mode))
+            seen.append(torch_hooks.upper_bounds(fake_mode, range(before, after)))
             return super().compile(graph_module, inputs, fake_mode, runtime_shape)
 
     compile_pieces(split, config(), adaptor=Asks())

@@ -8,6 +8,7 @@ import os
 import tarfile
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +60,13 @@ def test_the_environment_counts_where_it_changes_code(monkeypatch, name, matters
     before = key()
     monkeypatch.setenv(name, "/somewhere/else")
     assert (key().hashes["environment"] != before.hashes["environment"]) is matters
+
+
+def test_an_assembler_counts_unless_it_is_the_one_that_came_with_torch(monkeypatch):
+    before = key()
+    for path, matters in ((Path(torch.__file__).parent / "bin" / "ptxas", False), ("/my/ptxas", True)):
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
+        assert (key().hashes["environment"] != before.hashes["environment"]) is matters
 
 
 def test_the_compilers_state_counts(monkeypatch):
