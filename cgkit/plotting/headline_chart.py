@@ -39,7 +39,7 @@ def headline(frame: pd.DataFrame, about: About | None = None) -> Axes:
     columns = sorted({(case, int(batch)) for case, batch in zip(frame["case"], frame["batch"])})
     modes = [mode for mode in LOOKS if mode in set(frame["mode"])]
     height = 0.75 + len(models) * (0.62 + 0.225 * len(modes))
-    figure = Figure(figsize=(2.2 + 2.7 * len(columns), height))
+    figure = Figure(figsize=(max(9.4, 2.2 + 2.7 * len(columns)), height))
     grid: Any = figure.subplots(len(models), len(columns), squeeze=False)
     for axes, model in zip(grid, models):
         for number, (ax, (case, batch)) in enumerate(zip(axes, columns)):
@@ -54,7 +54,8 @@ def headline(frame: pd.DataFrame, about: About | None = None) -> Axes:
             else:
                 ax.annotate(str(model), (0, 1), xycoords="axes fraction", xytext=(-6, 7), ha="right",
                             textcoords="offset points", fontsize=10.5, fontweight="bold")  # fmt: skip
-    figure.legend(handles=_handles(frame), ncols=4, loc="outside lower left", fontsize=9)
+    fit = min(4, max(2, len(columns) - 1))  # of the legend's entries side by side
+    figure.legend(handles=_handles(frame), ncols=fit, loc="outside lower left", fontsize=9)
     about = about or _about(frame)
     heading = figure.suptitle(titled(_what(frame), about), x=0.008, ha="left", fontsize=11)
     heading.set_gid("cg-title")
