@@ -297,7 +297,7 @@ def busy_of(step: Step) -> tuple[float, float]:
     for _ in range(2):
         step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(PROFILED):
             step()
             torch.cuda.synchronize()

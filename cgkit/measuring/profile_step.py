@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -241,13 +240,9 @@ def _profile(step: Callable[[], Any], steps: int, python: bool) -> dict[str, Any
     def schedule(number: int) -> ProfilerAction:
         return ProfilerAction.RECORD if number else ProfilerAction.WARMUP
 
-    with (
-        warnings.catch_warnings(),
-        _no_collection(),
-        profile(activities=activities, schedule=schedule, with_stack=python) as profiler,
-    ):
-        # torch 2.11 says so of every schedule; here there is one cycle, and nothing before it to clear.
-        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+    # There is one cycle: with acc_events torch does not warn that each clears the events of the one before.
+    options: dict[str, Any] = {"schedule": schedule, "with_stack": python, "acc_events": True}
+    with _no_collection(), profile(activities=activities, **options) as profiler:
         step()
         synchronize()
         profiler.step()  # from here on it records

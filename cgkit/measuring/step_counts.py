@@ -29,7 +29,7 @@ def profiled(step: Callable[[], Any]) -> dict[str, Any]:
             markable.put_marks(_NoRanges(), undo)
         step()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             for _ in range(PROFILED):
                 step()
                 torch.cuda.synchronize()

@@ -23,8 +23,8 @@ def standalone_compile(
 
     A fresh tracing context carries the fake mode in (``dynamic_shapes="from_tracing_context"``), so
     that symbols keep their meaning and a mode without symbols gives a static compilation, without
-    a real example tensor. The graph module is given away: hand in a copy. Where ``options`` turn Inductor's caches
-    off, its warning that nothing could be saved is left out.
+    a real example tensor. The graph module is given away: hand in a copy. Where ``options`` turn Inductor's caches off,
+    its warning that nothing could be saved is left out.
     Run on torch 2.11 (CUDA) and 2.13 (CPU).
     """
     from torch._guards import TracingContext, tracing
@@ -36,8 +36,8 @@ def standalone_compile(
     more: dict[str, Any] = {}
     if "donate_graph_module" in inspect.signature(compile_it).parameters:  # 2.13
         more["donate_graph_module"] = True
-    said = _nothing_said("torch._inductor.standalone_compile", bool(options.get("force_disable_caches")))
-    with said, torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
+    quietly = _unsaved_is_unsaid(bool(options.get("force_disable_caches")))
+    with quietly, torch.inference_mode(False), torch.no_grad(), tracing(TracingContext(fake_mode)):
         return compile_it(
             graph_module,
             list(fake_args),
@@ -48,9 +48,9 @@ def standalone_compile(
 
 
 @contextlib.contextmanager
-def _nothing_said(logger_name: str, quiet: bool) -> Iterator[None]:
-    """If ``quiet``: the logger's records are dropped in the block."""
-    logger = logging.getLogger(logger_name)
+def _unsaved_is_unsaid(quiet: bool) -> Iterator[None]:
+    """If ``quiet``: in the block torch does not warn that what it compiled cannot be saved."""
+    logger = logging.getLogger("torch._inductor.standalone_compile")
 
     def drop(record: logging.LogRecord) -> bool:
         return False
