@@ -45,10 +45,10 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
         timeout: seconds until it is given up.
 
     Returns:
-        ``order``, ``workspace`` (before the replay: "held", "free", "somebody else's", or "given back" to
-        the driver), ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before), ``kept``
-        (no other tensor was written), each None if it did not come so far, ``status`` (of the process; None after
-        ``timeout``), ``error`` (the line that names the error, or "").
+        ``order``, ``workspace`` (before the replay: "held", "free", "somebody else's", or "given back" to the
+        driver), ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before),
+        ``kept`` (no other tensor was written), each None if it did not come so far, ``status`` (of the process;
+        None after ``timeout``), ``error`` (the line that names the error, or "").
 
     Raises:
         CgkitError: no GPU, or ``order`` is unknown.

@@ -130,7 +130,7 @@ def cpu_vector_isa(known: str | None = None) -> str:
 def _most_that_is_listed(cpu_vec_isa: Any) -> str:
     """The vector type that Inductor would try first, by the processor's own list; "" where it cannot be told.
     Run on torch 2.11 and 2.13 (CPU)."""
-    listed = getattr(cpu_vec_isa, "x86_isa_checker", list)()
+    listed: list[str] = getattr(cpu_vec_isa, "x86_isa_checker", list)()
     kinds = map(str, getattr(cpu_vec_isa, "supported_vec_isa_list", ()))
     return next((kind for kind in kinds if listed and all(flag in listed for flag in kind.split())), "")
 
