@@ -9,9 +9,10 @@ a :meth:`CudaPlatform.session`, and each recording is only begin, run, end, on t
 from __future__ import annotations
 
 import gc
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from cgkit.capturing.pool_bytes import PoolBytes
 from cgkit.errors import CaptureError
 from cgkit.tensor_trees import map_tensors
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -206,8 +208,10 @@ class CudaPlatform:
             self._to_release.setdefault(pool, []).append(pool.handle)
         _refused.append(graph)
         pool.spoil()
-        with suppress(RuntimeError):  # a device that is lost: the error that is on its way says so
+        try:
             torch_hooks.end_generator_capture(self.device)
+        except RuntimeError as error:  # a lost device: the error that is on its way says so; or no memory
+            logger.warning("random numbers may not be drawn on cuda:%d any more: %s", self.device, error)
 
     def weak_ref(self, value: Any, pool: CudaPool) -> Any:
         """``value`` with tensors of ``pool`` replaced by non-owning ones; others are left as they are."""

@@ -17,6 +17,7 @@ from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, EagerAdaptor, make_adaptor
+from cgkit.compiling.assumptions import assumed_in
 from cgkit.compiling.cache import CacheKey, cache_key
 from cgkit.compiling.cache.store import open_cache
 from cgkit.compiling.content_key import ContentKey
@@ -266,7 +267,8 @@ class CompiledGraph(Shown):
             call = backend.call
             inputs = self._with_numbers(backend.lifted, call.args)
             adaptor = self._adaptor_for(call)
-            made = adaptor.compile(part, inputs, self._fake_mode, None)
+            with assumed_in(self._fake_mode).noted(self._fake_mode):
+                made = adaptor.compile(part, inputs, self._fake_mode, None)
             adaptor.take_reports()
             return made
 

@@ -8,7 +8,7 @@ piece and answers late; vLLM 0.33 and cgkit share before Inductor is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ from torch import fx
 
 from cgkit import events, torch_hooks
 from cgkit.compiling.adaptors import CompilerInterface, Runnable
-from cgkit.compiling.assumptions import assumed_in
+from cgkit.compiling.assumptions import NOTHING, Held, assumed_in
 from cgkit.compiling.cache import CompileCache
 from cgkit.compiling.cache.store import Loaded
 from cgkit.compiling.content_key import ContentKey, content_key, process_settings
@@ -40,9 +40,7 @@ class CompiledPiece:
     seconds: float  # 0.0 if shared
     kernels: int | None  # kernels that Inductor generated; None with another adaptor
     #: What was taken for granted of the symbols on top, here and when the trace's earlier pieces were compiled.
-    assumptions: tuple[str, ...] = ()
-    #: All that was taken for granted is that no symbol is larger than this; None: nothing was, or something else too.
-    largest: int | None = None
+    held: Held = NOTHING
     reports: PassReports = field(default_factory=PassReports)  # what the graph passes did to it
     loaded: bool = False  # read from the compile cache; ``seconds`` is what that took
 
@@ -175,7 +173,7 @@ class CompilerManager:
             seconds,
             found.kernels,
             reports=PassReports.from_dicts(found.reports),
-            largest=found.largest,
+            held=Held((), found.largest, False),
             loaded=True,
         )
 
@@ -183,10 +181,10 @@ class CompilerManager:
         """Reports a compilation, and keeps what came of it for other processes."""
         digest = piece.key.digest
         events.emit(events.PieceCompiled(piece.piece, piece.shape, piece.adaptor, digest, piece.seconds))
-        if self.cache is None or (piece.assumptions and piece.largest is None):  # of this process's symbols
+        if self.cache is None or piece.held.more:  # of this process's symbols
             return
         path = self.cache.save(
-            piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts(), piece.largest
+            piece.key, by.save(piece.runnable), piece.kernels, piece.reports.as_dicts(), piece.held.largest
         )
         if path is not None:
             events.emit(events.ArtifactSaved(digest, str(path)))
@@ -210,6 +208,10 @@ def _failed(
     )
 
 
+def _numbers(fixed: Mapping[Any, int], between: str) -> str:
+    return ", ".join(f"{symbol}{between}{number}" for symbol, number in fixed.items())
+
+
 def _compile(
     adaptor: CompilerInterface,
     name: str,
@@ -222,8 +224,13 @@ def _compile(
     start = time.perf_counter()
     kernels = torch_hooks.generated_kernels() if adaptor.generates else 0
     adaptor.take_reports()  # of a compilation that failed
-    fixed = torch_hooks.specialised_symbols(fake_mode)
     assumed = assumed_in(fake_mode)
+    count, fixed = len(assumed.guards), dict(assumed.fixed)
+    if fixed and adaptor.generates and not isinstance(shape, int):
+        raise CompileError(
+            f"{_numbers(fixed, ' was fixed to ')} when this trace was compiled before: piece {name} can no longer be "
+            f"compiled for {shape or 'any'} tokens. Trace the model again, or use compiler='eager'"
+        )
     try:
         with assumed.noted(fake_mode):
             runnable = adaptor.compile(graph_module, inputs, fake_mode, shape)
@@ -234,12 +241,11 @@ def _compile(
             raise inner from error  # a graph pass of ours, inside Inductor
         raise _failed(adaptor.name, name, graph_module, shape, error) from error
     seconds = time.perf_counter() - start
-    newly = {s: n for s, n in torch_hooks.specialised_symbols(fake_mode).items() if s not in fixed}
+    newly = {symbol: number for symbol, number in assumed.fixed.items() if symbol not in fixed}
     if not isinstance(shape, int) and newly:
-        fixed_to = ", ".join(f"{symbol} to {n}" for symbol, n in newly.items())
         raise CompileError(
-            f"{adaptor.name} fixed {fixed_to} while it compiled piece {name} for {shape or 'any'} tokens: "
-            "other sizes would compute nonsense.\n"
+            f"{adaptor.name} fixed {_numbers(newly, ' to ')} while it compiled piece {name} for {shape or 'any'} "
+            "tokens: other sizes would compute nonsense.\n"
             f"The piece's operators: {', '.join(operator_names(graph_module.graph))}\n"
             "Ways out: cut the operator at fault out with splitting_ops, or use compiler='eager'"
         )
@@ -252,7 +258,6 @@ def _compile(
         adaptor=adaptor.name,
         seconds=seconds,
         kernels=torch_hooks.generated_kernels() - kernels if adaptor.generates else None,
-        assumptions=assumed.texts(fake_mode),
-        largest=assumed.largest(fake_mode),
+        held=assumed.held(fake_mode, inputs, 0 if adaptor.generates else count),
         reports=adaptor.take_reports(),
     )

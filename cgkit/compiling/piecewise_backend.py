@@ -8,7 +8,7 @@ Ours compiles all of them before capture unless ``compile_at="first_hit"`` is as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -245,10 +245,10 @@ class PiecewiseBackend:
 
     def _runnable(self, compiled: CompiledPiece) -> Runnable:
         """What is called for the piece: takes its inputs, and refuses sizes that the code cannot count."""
-        runnable = self.lifted.bind(compiled.runnable)
-        if compiled.largest is None or len(self.sym_shape_indices) != 1:
-            return runnable
-        return _bounded(runnable, self.sym_shape_indices[0], compiled.largest, self.name)
+        runnable = compiled.runnable
+        if compiled.held.largest:
+            runnable = _bounded(runnable, compiled.held.largest, self.name)
+        return self.lifted.bind(runnable)
 
     def put_marks(self, marker: marks.Marker, undo: ExitStack) -> None:
         """Marks the piece where it runs compiled, without a graph; see :mod:`cgkit.marks`."""
@@ -299,16 +299,18 @@ class PiecewiseBackend:
         )
 
 
-def _bounded(runnable: Runnable, index: int, largest: int, name: str) -> Runnable:
+def _bounded(runnable: Runnable, largest: Mapping[int, int], name: str) -> Runnable:
     """``runnable``, refusing what its code cannot count. A replay does not come through here: a size that was
     recorded has been run."""
+    bounds = tuple(largest.items())
 
     def run(*args: Any) -> Sequence[Any]:
-        if args[index] > largest:
-            raise CompileError(
-                f"piece {name} was compiled to count in 32 bits, for at most {largest:,} tokens, and got "
-                f"{args[index]:,}: it would read and write elsewhere. Serve smaller batches"
-            )
+        for place, most in bounds:
+            if args[place] > most:
+                raise CompileError(
+                    f"piece {name} was compiled to count in 32 bits, for at most {most:,} tokens, and got "
+                    f"{args[place]:,}: it would read and write elsewhere. Serve smaller batches"
+                )
         return runnable(*args)
 
     return run

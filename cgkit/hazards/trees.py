@@ -45,10 +45,10 @@ def replay_beside_trees(order: str, timeout: float = 240.0) -> dict[str, Any]:
         timeout: seconds until it is given up.
 
     Returns:
-        ``order``, ``workspace`` (before the replay: "held", "free", "another stream's", or "given back" to the
-        driver), ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before), ``kept``
-        (no other tensor was written), each None if it did not come so far, ``status`` (of the process; None after
-        ``timeout``), ``error`` (the line that names the error, or "").
+        ``order``, ``workspace`` (before the replay: "held", "free", "somebody else's", or "given back" to the
+        driver), ``replayed`` (the process came to its end), ``equal`` (the replay gives what it gave before),
+        ``kept`` (no other tensor was written), each None if it did not come so far, ``status`` (of the process;
+        None after ``timeout``), ``error`` (the line that names the error, or "").
 
     Raises:
         CgkitError: no GPU, or ``order`` is unknown.
@@ -100,7 +100,7 @@ def _main(order: str) -> None:
         with torch.cuda.stream(stream):
             x @ weight  # cuBLAS makes its workspace for this stream, outside of the graph's pool
         torch.cuda.synchronize()
-        workspace = next(place for place in _blocks() if place not in had and place[1] >= _SMALLEST_WORKSPACE)
+        workspace = _workspace(had)
         with torch.cuda.graph(graph, stream=stream):
             result = x @ weight
         graph.replay()
@@ -125,20 +125,24 @@ def _blocks() -> dict[tuple[int, int, int], bool]:
     for segment in torch.cuda.memory_snapshot():
         address = segment["address"]
         for block in segment["blocks"]:
-            if block["state"] != "inactive":
-                blocks[address, block["size"], segment["stream"]] = block["state"] == "active_allocated"
+            blocks[address, block["size"], segment["stream"]] = block["state"] == "active_allocated"
             address += block["size"]
     return blocks
 
 
+def _workspace(had: set[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """The block that is there and was not among ``had``."""
+    for place in _blocks():
+        if place not in had and place[1] >= _SMALLEST_WORKSPACE:
+            return place
+    raise CgkitError("no workspace of cuBLAS was found among the allocator's new blocks")
+
+
 def _state(workspace: tuple[int, int, int]) -> str:
-    """Whose the memory at the workspace's address is; see :func:`replay_beside_trees`."""
-    address, _, stream = workspace
-    if _blocks().get(workspace):
-        return "held"
-    for segment in torch.cuda.memory_snapshot():
-        if segment["address"] <= address < segment["address"] + segment["total_size"]:
-            return "free" if segment["stream"] == stream else "another stream's"
+    """What the memory at the workspace's address is now; see :func:`replay_beside_trees`."""
+    for block, used in _blocks().items():
+        if block[0] <= workspace[0] < block[0] + block[1]:
+            return "free" if not used else "held" if block == workspace else "somebody else's"
     return "given back"
 
 

@@ -120,17 +120,18 @@ from cgkit.torch_hooks.side_effects import SideEffect, dynamo_side_effects
 from cgkit.torch_hooks.streams import stand_in_streams, stream_now
 from cgkit.torch_hooks.symbols import (
     any_number,
+    count_shape_guards,
     free_symbol_names,
     plain_symbol_name,
     ranged_fake_mode,
     rewritten_size,
+    shape_guard_facts,
     shape_guards,
     specialised_symbols,
     substitute_symbols,
     symbol_facts,
     symbol_ranges,
     symbolic_expression,
-    upper_bounds,
     without_new_guards,
 )
 from cgkit.torch_hooks.tensors import storage_key, unwrapped, with_lazy_bits
@@ -168,6 +169,7 @@ __all__ = [
     "compile_fx_patched",
     "compile_lock",
     "count_bytecode_hooks",
+    "count_shape_guards",
     "cpp_compiler_version",
     "cpu_vector_isa",
     "current_raw_stream",
@@ -241,6 +243,7 @@ __all__ = [
     "running_fake",
     "scaled_mm",
     "segments",
+    "shape_guard_facts",
     "shape_guards",
     "size_guards",
     "specialised_symbols",
@@ -259,7 +262,6 @@ __all__ = [
     "triton_direct_launch",
     "triton_version",
     "unwrapped",
-    "upper_bounds",
     "weak_tensor",
     "with_lazy_bits",
     "without_dispatch_modes",

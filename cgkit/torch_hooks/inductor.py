@@ -53,7 +53,7 @@ def _unsaved_is_unsaid(quiet: bool) -> Iterator[None]:
     logger = logging.getLogger("torch._inductor.standalone_compile")
 
     def drop(record: logging.LogRecord) -> bool:
-        return False
+        return "cannot save" not in str(record.msg)
 
     if quiet:
         logger.addFilter(drop)

@@ -104,8 +104,7 @@ def cpu_vector_isa(known: str | None = None) -> str:
     """The vector instructions that Inductor's C++ is written for; "" where nothing can compile it.
 
     Inductor finds out by compiling and loading a test in another process. ``known``: what it found on this very
-    machine before; then it only compares with what the processor lists, and tests where the two differ. Where even
-    the comparison would compile tests, ``known`` is taken at its word.
+    machine before; then it only compares with what the processor lists, and tests where the two differ.
 
     Run on torch 2.13 (CPU).
     """
@@ -115,7 +114,7 @@ def cpu_vector_isa(known: str | None = None) -> str:
         from torch._inductor import config, cpu_vec_isa
     except ImportError:
         raise gone("torch._inductor.cpu_vec_isa.pick_vec_isa") from None
-    if known and _each_look_compiles():
+    if known and known == _most_that_is_listed(cpu_vec_isa) and _each_look_compiles():
         return known
     if known and hasattr(config.cpp, "vec_isa_ok") and config.cpp.vec_isa_ok is None:
         clear = getattr(cpu_vec_isa.valid_vec_isa_list, "cache_clear", None)
@@ -126,6 +125,14 @@ def cpu_vector_isa(known: str | None = None) -> str:
                 return found
             clear()
     return str(cpu_vec_isa.pick_vec_isa())
+
+
+def _most_that_is_listed(cpu_vec_isa: Any) -> str:
+    """The vector type that Inductor would try first, by the processor's own list; "" where it cannot be told.
+    Run on torch 2.11 and 2.13 (CPU)."""
+    listed: list[str] = getattr(cpu_vec_isa, "x86_isa_checker", list)()
+    kinds = map(str, getattr(cpu_vec_isa, "supported_vec_isa_list", ()))
+    return next((kind for kind in kinds if listed and all(flag in listed for flag in kind.split())), "")
 
 
 def _each_look_compiles() -> bool:

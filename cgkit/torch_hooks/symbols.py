@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -147,37 +147,53 @@ def shape_guards(holder: Any) -> list[str]:
     return [str(guard.expr) for guard in getattr(getattr(fake_mode, "shape_env", None), "guards", ())]
 
 
-def upper_bounds(holder: Any, places: Iterable[int]) -> list[int] | None:
-    """The largest number that each assumption lets its one symbol be: ``2048*s0 <= 2**31 - 1`` gives 1048575. None if
-    one of them says anything else. ``places``: where they stand in :func:`shape_guards`.
+class ShapeGuard(NamedTuple):
+    """One assumption about symbols. ``largest``: all that it says is that its one symbol is at most this."""
+
+    text: str
+    symbols: frozenset[Any]
+    largest: int | None
+
+
+def count_shape_guards(fake_mode: Any) -> int:
+    """How many assumptions :func:`shape_guards` would list. Run on torch 2.11 and 2.13 (CPU)."""
+    return len(getattr(getattr(fake_mode, "shape_env", None), "guards", ()))
+
+
+def shape_guard_facts(fake_mode: Any, places: Iterable[int]) -> list[ShapeGuard]:
+    """What the assumptions at ``places`` of :func:`shape_guards` say: ``2048*s0 <= 2**31 - 1`` bounds s0 by 1048575.
 
     Inductor for a GPU adds such a bound for each kernel that it lets count in 32 bits.
     Run on torch 2.11 (CPU, CUDA build) and 2.13 (CPU).
     """
+    guards = list(getattr(getattr(fake_mode, "shape_env", None), "guards", ()))
+    expressions = [guards[place].expr for place in places]
+    return [ShapeGuard(str(e), frozenset(e.free_symbols), _upper_bound(e)) for e in expressions]
+
+
+def _upper_bound(expr: Any) -> int | None:
+    """The largest whole number for which ``expr`` holds, where it is a bound of a polynomial that only grows."""
     import sympy
 
-    fake_mode = getattr(holder, "fake_mode", holder)
-    guards = list(getattr(getattr(fake_mode, "shape_env", None), "guards", ()))
-    found = []
-    for place in places:
-        bound = _upper_bound(sympy, guards[place].expr)
-        if bound is None:
-            return None
-        found.append(bound)
-    return found
-
-
-def _upper_bound(sympy: Any, expr: Any) -> int | None:
     if not isinstance(expr, sympy.LessThan | sympy.StrictLessThan) or len(expr.free_symbols) != 1:
         return None
     (symbol,) = expr.free_symbols
     difference = sympy.expand(expr.lhs - expr.rhs)  # at most 0, or below it
-    slope = difference.coeff(symbol, 1)
-    rest = difference - slope * symbol
-    if not (slope.is_Integer and slope > 0 and rest.is_Integer):
+    if not difference.is_polynomial(symbol):
+        return None
+    *growing, rest = sympy.Poly(difference, symbol).all_coeffs()
+    if not all(each.is_Integer for each in (*growing, rest)) or any(each < 0 for each in growing):
         return None
     room = -int(rest) - isinstance(expr, sympy.StrictLessThan)
-    return room // int(slope)
+    powers = [(int(factor), power) for power, factor in enumerate(reversed(growing), 1)]
+    below, above = 0, max(room, 0) + 1  # of a polynomial that grows by at least one a step
+    while above - below > 1:
+        middle = (below + above) // 2
+        if sum(factor * middle**power for factor, power in powers) <= room:
+            below = middle
+        else:
+            above = middle
+    return below
 
 
 def without_new_guards(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:

@@ -48,12 +48,13 @@ def triton_version() -> str:
 
 
 def is_bundled_ptxas(path: str) -> bool:
-    """Whether ``path`` is the assembler that came with torch: Inductor writes it into the environment
-    (``TRITON_PTXAS_PATH``) when it first compiles a kernel in a process, unless something stands there.
+    """Whether ``path`` is where Inductor looks for the assembler that came with torch: it writes that into the
+    environment (``TRITON_PTXAS_PATH``) when it first compiles a kernel in a process, unless something stands there.
 
-    Run on torch 2.11 and 2.13 (CPU). Seen on torch 2.11 (CUDA).
+    Run on torch 2.11 and 2.13 (CPU).
     """
-    return Path(torch.__file__).parent in Path(path).parents
+    root = Path(torch.__file__).absolute().parent
+    return path in (str(root / "bin" / "ptxas"), str(root / "_inductor" / "bin" / "ptxas"))
 
 
 def triton_call(keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:

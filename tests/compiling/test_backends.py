@@ -274,7 +274,7 @@ class CountsIn32Bits(CompilerInterface):
     """Takes for granted what Inductor takes for granted on a GPU: that a kernel's numbers can be counted in 32 bits."""
 
     name = "counting"
-    saves = True
+    saves = generates = True
 
     def __init__(self, ask=lambda tokens: tokens * 2048 <= 2**31 - 1):
         self.ask = ask
@@ -320,7 +320,7 @@ def compiled_by(adaptor, monkeypatch):
 
 def test_what_counts_in_32_bits_is_kept_with_its_bound_and_refuses_more(monkeypatch):
     compiled, kept = compiled_by(CountsIn32Bits(), monkeypatch)
-    assert kept.largest == [1048575] and compiled.backends[0].general.largest == 1048575
+    assert kept.largest == [{0: 1048575}] and compiled.backends[0].general.held.largest == {0: 1048575}
     assert compiled(torch.ones(9, 4)).shape == (9, 4)
     run = compiled.backends[0].compiled_graph_for_general_shape
     with pytest.raises(CompileError, match="at most 1,048,575 tokens, and got 1,048,576"):
@@ -345,7 +345,9 @@ def test_what_was_assumed_for_one_piece_binds_the_next_ones_and_no_key_tells_of_
         for _ in range(2)
     )
     for compiled in (once, again):
-        assert [backend.general.largest for backend in compiled.backends] == [1048575] * 3
+        assert [set(backend.general.held.largest.values()) for backend in compiled.backends] == [
+            {1048575}
+        ] * 3
         assert [b.general.key.lines[-1:] for b in compiled.backends] == [
             b.general.key.lines[-1:] for b in plain.backends
         ]
@@ -356,31 +358,152 @@ def test_what_takes_anything_else_for_granted_is_not_kept(monkeypatch):
     compiled, kept = compiled_by(
         CountsIn32Bits(lambda tokens: tokens * 2048 <= 2**31 - 1 and tokens % 2 == 0), monkeypatch
     )
-    assert kept.largest == [] and compiled.backends[0].general.largest is None
+    assert kept.largest == [] and compiled.backends[0].general.held.more
+    with pytest.raises(
+        CompileError, match="at most 1,048,575 tokens"
+    ):  # what is understood of it is asked all the same
+        compiled.backends[0].compiled_graph_for_general_shape(1048576, torch.ones(1, 4))
 
 
 @pytest.mark.parametrize(
-    ("ask", "bounds"),
+    ("ask", "bound"),
     [
-        (lambda s: s <= 7000, [7000]),
-        (lambda s: s < 7000, [6999]),
-        (lambda s: 3 * s + 1 <= 7000, [2333]),
-        (lambda s: 64 * s - 6 < 2**31, [33554432]),
+        (lambda s: s <= 7000, 7000),
+        (lambda s: s < 7000, 6999),
+        (lambda s: 3 * s + 1 <= 7000, 2333),
+        (lambda s: 64 * s - 6 < 2**31, 33554432),
+        (lambda s: s * s <= 10**9, 31622),
+        (lambda s: s * s + 2 * s <= 3720, 60),
         (lambda s: s >= 5, None),
-        (lambda s: s * s <= 10**9, None),
+        (lambda s: s % 2 == 0, None),
+        (lambda s: 100 * s - s * s <= 10**4, None),
     ],
 )
-def test_bounds_of_a_symbol(ask, bounds):
+def test_the_bound_of_a_symbol(ask, bound):
     split = split_of(lambda self, x: x * 2 + 1, torch.ones(60, 4), ops=[])
     seen = []
 
     class Asks(EagerAdaptor):
         def compile(self, graph_module, inputs, fake_mode, runtime_shape):
-            before = len(torch_hooks.shape_guards(fake_mode))
+            before = torch_hooks.count_shape_guards(fake_mode)
             assert ask(next(value for value in inputs if isinstance(value, torch.SymInt)))
-            after = len(torch_hooks.shape_guards(fake_mode))
-            seen.append(torch_hooks.upper_bounds(fake_mode, range(before, after)))
+            new = range(before, torch_hooks.count_shape_guards(fake_mode))
+            seen.extend(guard.largest for guard in torch_hooks.shape_guard_facts(fake_mode, new))
             return super().compile(graph_module, inputs, fake_mode, runtime_shape)
 
     compile_pieces(split, config(), adaptor=Asks())
-    assert seen == [bounds]
+    assert seen == [bound]
+
+
+class Assumes(CountsIn32Bits):
+    """Compiles the n-th piece by the n-th of ``asks`` (the last one for all that follow): each is given the SymInts."""
+
+    def __init__(self, *asks):
+        self.asks = list(asks)
+
+    def compile(self, graph_module, inputs, fake_mode, runtime_shape):
+        ask = self.asks.pop(0) if len(self.asks) > 1 else self.asks[0]
+        if ask is not None:
+            ask([value for value in inputs if isinstance(value, torch.SymInt)], fake_mode)
+        return EagerAdaptor().compile(graph_module, inputs, fake_mode, runtime_shape)
+
+
+def own_llama(layers=2):
+    """A trace of its own: compilations write into it."""
+    return split_llama.__wrapped__(layers)[1]
+
+
+def symbol_lines(compiled):
+    return [
+        [line for line in backend.general.key.lines if line.startswith("symbol")]
+        for backend in compiled.backends
+    ]
+
+
+def test_a_strange_assumption_takes_no_later_bound_away():
+    odd, bound = (lambda s, _: bool(s[0] % 2 == 0)), (lambda s, _: bool(s[0] <= 1048575))
+    compiled = compile_pieces(own_llama(), config(), adaptor=Assumes(odd, bound, None))
+    first, second, third = (backend.general.held for backend in compiled.backends)
+    assert first.largest == {} and set(second.largest.values()) == set(third.largest.values()) == {1048575}
+    assert first.more and second.more and third.more
+
+
+def two_sizes(adaptor):
+    def forward(self, a, b):
+        return attend(a * 2, a, a) * 2, attend(b + 1, b, b) * 3
+
+    return compile_pieces(split_of(forward, torch.ones(8, 4), torch.ones(9, 4)), config(), adaptor=adaptor)
+
+
+def test_a_bound_holds_against_its_own_symbol_alone():
+    compiled = two_sizes(Assumes(lambda s, _: bool(s[0] <= 50), None))
+    a, b = compiled(torch.ones(8, 4), torch.ones(60, 4))
+    assert (len(a), len(b)) == (8, 60)
+    with pytest.raises(CompileError, match="at most 50 tokens, and got 60"):
+        compiled(torch.ones(60, 4), torch.ones(8, 4))
+    assert not any(backend.general.held.more for backend in compiled.backends)
+
+
+def test_a_range_that_shrinks_without_a_word_is_more_than_a_bound():
+    def shrink(symints, fake_mode):
+        fake_mode.shape_env.constrain_symbol_range(symints[0].node.expr, 2, 100)
+
+    compiled = compile_pieces(own_llama(), config(), adaptor=Assumes(shrink, None))
+    assert all(backend.general.held.more for backend in compiled.backends)
+
+
+def test_ranges_in_keys_are_those_before_all_that_was_assumed():
+    plain = symbol_lines(compile_pieces(own_llama(), config(), adaptor=EagerAdaptor()))
+    split, bounds = own_llama(), [lambda s, _, n=n: bool(s[0] <= n) for n in (1048575, 65535)]
+    assert symbol_lines(compile_pieces(split, config(), adaptor=Assumes(*bounds))) == plain
+    assert symbol_lines(compile_pieces(split, config(), adaptor=Assumes(None))) == plain
+    own = compile_pieces(split, config(), adaptor=Assumes(None))
+    assert {n for backend in own.backends for n in backend.general.held.largest.values()} == {65535}
+
+    def fails(symints, _):
+        assert symints[0] <= 4095
+        raise CompileError("by itself")
+
+    with pytest.raises(CompileError, match="by itself"):
+        compile_pieces(split, config(), adaptor=Assumes(fails))
+    after = compile_pieces(split, config(), adaptor=Assumes(None))
+    assert symbol_lines(after) == plain
+    assert {n for backend in after.backends for n in backend.general.held.largest.values()} == {4095}
+    eager = compile_pieces(split, config(), adaptor=EagerAdaptor())
+    assert all(backend.general.held.largest == {} for backend in eager.backends)
+
+
+def test_what_narrows_a_range_between_compilations_stays_in_the_keys():
+    split = own_llama()
+    compile_pieces(split, config(), adaptor=Assumes(lambda s, _: bool(s[0] <= 1048575)))
+    seen = []
+
+    def by_somebody_else(symints, fake_mode):
+        seen.append(fake_mode)
+
+    compile_pieces(split, config(), adaptor=Assumes(by_somebody_else))
+    (symbol,) = {
+        s for s in torch_hooks.symbol_ranges(seen[0]) if "1048575" in torch_hooks.symbol_ranges(seen[0])[s]
+    }
+    seen[0].shape_env.constrain_symbol_range(symbol, 2, 99)
+    assert "99" in str(symbol_lines(compile_pieces(split, config(), adaptor=Assumes(None))))
+
+
+def test_a_part_that_is_compiled_by_itself_is_noted():
+    split = own_llama()
+    compiled = compile_pieces(
+        split, config(), adaptor=Assumes(None, None, None, lambda s, _: bool(s[0] <= 1048575))
+    )
+    compiled.compile_part(compiled.backends[0], compiled.backends[0].lifted.graph_module)
+    again = compile_pieces(split, config(), adaptor=Assumes(None))
+    assert symbol_lines(again) == symbol_lines(compiled)
+    assert set(again.backends[0].general.held.largest.values()) == {1048575}
+
+
+def test_a_symbol_that_was_fixed_is_refused_the_second_time_too():
+    split = own_llama()
+    fix = Assumes(lambda s, _: bool(s[0] == 8))
+    with pytest.raises(CompileError, match=r"counting fixed s\d+ to 8 while it compiled piece submod_0"):
+        compile_pieces(split, config(), adaptor=fix)
+    with pytest.raises(CompileError, match=r"s\d+ was fixed to 8 when this trace was compiled before"):
+        compile_pieces(split, config(), adaptor=Assumes(None))

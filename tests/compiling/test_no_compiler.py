@@ -61,13 +61,19 @@ def test_only_the_cpu_needs_one(monkeypatch, recwarn):
     assert not recwarn, "it is said once"
 
 
-def test_known_vector_instructions_are_not_looked_for_where_each_look_compiles(monkeypatch):
+@pytest.mark.skipif(torch_hooks.find_cpp_compiler() is None, reason="needs a C++ compiler")
+def test_known_vector_instructions_are_looked_for_unless_each_look_compiles_and_they_are_the_most(
+    monkeypatch,
+):
     def compiles():
         raise AssertionError("a test was compiled")
 
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", compiles)
+    monkeypatch.setattr(
+        "torch._inductor.cpu_vec_isa.x86_isa_checker", lambda: ["avx2", "avx512", "avx512_vnni"]
+    )
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    if torch_hooks.find_cpp_compiler() is not None:
-        assert torch_hooks.cpu_vector_isa("avx512") == "avx512"
+    assert torch_hooks.cpu_vector_isa("avx512 avx512_vnni") == "avx512 avx512_vnni"
+    for known in ("avx2", "INVALID_VEC_ISA", None):
         with pytest.raises(AssertionError, match="compiled"):
-            torch_hooks.cpu_vector_isa()
+            torch_hooks.cpu_vector_isa(known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -57,5 +58,7 @@ def _machine() -> str:
         torch.__version__,
         torch_hooks.cpp_compiler_version(),
         torch.__file__,
+        os.environ.get("ATEN_CPU_CAPABILITY", ""),
+        str(torch_hooks.inductor_state().get("cpp.simdlen")),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cgkit.compiling.cache.factors import CacheKey
 from cgkit.compiling.cache.inductor_files import InductorFiles
 from cgkit.compiling.content_key import ContentKey
 
-_MAGIC = b"cgkit compiled piece 2\n"
+_MAGIC = b"cgkit compiled piece 3\n"
 _DISK = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES)
 
 
@@ -36,7 +36,7 @@ class Loaded:
     kernels: int | None
     path: Path
     reports: list[dict[str, Any]]
-    largest: int | None = None
+    largest: Mapping[int, int]
 
 
 class CompileCache:
@@ -115,7 +115,8 @@ class CompileCache:
             )
             self._discard(path)
             return None
-        return Loaded(runnable, about["kernels"], path, about.get("reports", []), about.get("largest"))
+        largest = {int(place): most for place, most in about["largest"].items()}
+        return Loaded(runnable, about["kernels"], path, about.get("reports", []), largest)
 
     def _discard(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -129,12 +130,12 @@ class CompileCache:
         payload: bytes | None,
         kernels: int | None,
         reports: list[dict[str, Any]] | None = None,
-        largest: int | None = None,
+        largest: Mapping[int, int] | None = None,
     ) -> Path | None:
         """Writes a piece that was just compiled, and what the graph passes reported of it.
 
-        ``payload``: what its adaptor made of it (None: it cannot be kept). ``largest``: the largest number of tokens
-        that the code can count (None: any).
+        ``payload``: what its adaptor made of it (None: it cannot be kept). ``largest``: input -> the largest
+        number that may stand there.
 
         Returns None, with a warning where the disk refused, if nothing was written.
         """
@@ -145,7 +146,7 @@ class CompileCache:
             about = {
                 "kernels": kernels,
                 "reports": reports or [],
-                "largest": largest,
+                "largest": dict(largest or {}),
                 "files": self.inductor_files.digests(),
                 "digest": key.digest,
             }
