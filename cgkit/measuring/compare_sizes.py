@@ -28,7 +28,7 @@ class SizesComparison(Shown):
 
     Attributes:
         plan: what they are compared with.
-        ladders: name -> the list, cut to the plan's budget.
+        ladders: name -> the list, cut to the plan's budget (and to the largest size allowed, if there is one).
         best: name -> the best part of the list within the budget.
         whole: name -> the list as it is.
     """
@@ -106,6 +106,7 @@ def compare_sizes(
     *,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int | None = None,
+    largest: int | None = None,
 ) -> SizesComparison:
     """``plan`` beside other lists, each cut to its budget.
 
@@ -115,6 +116,8 @@ def compare_sizes(
             TensorRT-LLM, and the article's trimmed list.
         max_num_seqs, max_num_batched_tokens: what the engines' lists depend on. Under FULL_DECODE_ONLY they end at
             the size to which a batch of ``max_num_seqs`` is padded: no decode step is larger.
+        largest: the largest size that may be recorded, if the plan's candidates were chosen under such a limit: lists
+            lose their sizes above it. ``whole`` keeps them.
 
     Raises:
         ConfigError: a name is unknown, or sizes make no sense.
@@ -128,8 +131,10 @@ def compare_sizes(
             raise ConfigError("a list cannot be called 'plan': that is the plan's own name")
         sizes = _sizes(name, given, plan.mode, max_num_seqs, max_num_batched_tokens)
         whole[name] = CapturePlan(name, sizes, plan.workload)
-        cut[name] = cut_to_budget(whole[name], plan.memory_budget, plan.max_graphs)
-        best[name] = best_part(whole[name], plan.memory_budget, plan.max_graphs)
+        allowed = tuple(size for size in sizes if largest is None or size <= largest)
+        part = CapturePlan(name, allowed, plan.workload)
+        cut[name] = cut_to_budget(part, plan.memory_budget, plan.max_graphs)
+        best[name] = best_part(part, plan.memory_budget, plan.max_graphs)
     return SizesComparison(plan, cut, best, whole)
 
 

@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--largest",
         type=_positive,
         metavar="N",
-        help="plan no size above this (default: twice --max-num-seqs up to 512, at least --max-num-seqs)",
+        help="plan no size above this, and cut the engines' lists to it (default: twice --max-num-seqs up to 512, at "
+        "least --max-num-seqs)",
     )
     parser.add_argument("--out", metavar="FILE", help="the chart: .png, .svg, .pdf, or a page: .html")
     traffic = parser.add_argument_group("of a trace")
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> PlanResult:
         splits=splits,
         candidates=_candidates(histogram, cost, args),
     )
-    comparison = compare_sizes(plan, max_num_seqs=args.max_num_seqs)
+    comparison = compare_sizes(plan, max_num_seqs=args.max_num_seqs, largest=_largest(args))
     about = {
         "mode": args.mode,
         "budget": {"bytes": budget, "graphs": graphs, "default": default},
@@ -272,11 +273,13 @@ def _largest(args: argparse.Namespace) -> int:
 
 
 def _candidates(histogram: Any, cost: StepCost, args: argparse.Namespace) -> list[int]:
-    """Each batch that occurs and each size that was measured, up to the largest that may be recorded."""
+    """Each batch that occurs and each size that was measured, up to the largest that may be recorded, and that one.
+
+    Also those above all batches: a measured cost may fall with the size, and a list of an engine may gain by that.
+    """
     top = _largest(args)
-    found = {int(batch) for batch in histogram["batch"] if batch <= top}
-    most = max(found, default=0)
-    return sorted(found | {point for point in cost.points if point <= most})
+    sizes = [*map(int, histogram["batch"]), *cost.points, top]
+    return sorted({size for size in sizes if size <= top})
 
 
 def _notes(
@@ -321,7 +324,7 @@ def _notes(
     if too_large:
         notes.append(
             f"{too_large:.1%} of the steps are larger than the largest size that may be planned ({_largest(args)}; "
-            "--largest sets it): they run without a graph, also where an engine's list goes further"
+            "--largest sets it): they run without a graph, and the engines' lists are cut to that size too"
         )
     if found.plan.sizes and found.plan.sizes[-1] < args.max_num_seqs:
         notes.append(

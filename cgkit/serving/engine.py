@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +83,14 @@ class Arrival:
     stop_token_ids: tuple[int, ...] = ()
 
 
+def _seconds(at_s: object) -> float:
+    """``at_s`` as a float; NaN if it is no number that a float holds."""
+    try:
+        return float(at_s) if isinstance(at_s, Real) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 class _Launched(NamedTuple):
     """A step on its way."""
 
@@ -145,6 +154,7 @@ class Engine(Shown):
         self._last_row = runner.inputs.last_token_rows(runner.inputs.max_reqs)
         self._launched: deque[_Launched] = deque()
         self._aborted: list[Request] = []
+        self._broken = ""  # the error that a step failed with
         self.num_steps = self._named = 0
         self._asked_of: CapturedGraphs | None = None
         self._tried: dict[tuple[int, bool], tuple[str, ...]] = {}
@@ -172,8 +182,10 @@ class Engine(Shown):
 
         Raises:
             ServingError: the request cannot be served, whoever else is there (see :meth:`Runner.make_request`), or its
-                name is taken. Nothing has changed then: the engine goes on serving the others.
+                name is taken. Nothing has changed then: the engine goes on serving the others. Or a step failed before
+                (see :meth:`step`).
         """
+        self._check_whole()
         name = self._free_name() if request_id is None else request_id
         if not isinstance(name, str):
             raise ServingError(f"request_id={name!r}: give a text, or None for a number of the engine's own")
@@ -213,9 +225,15 @@ class Engine(Shown):
         return bool(self.requests or self._launched)
 
     def close(self) -> None:
-        """Ends everything: requests are aborted, steps on their way are waited for, blocks are free."""
+        """Ends everything: requests are aborted, steps on their way are waited for, blocks are free.
+
+        After a step that failed, what was on its way is dropped.
+        """
         for request_id in list(self.requests):
             self.abort(request_id)
+        if self._broken:
+            for pending in (self.requests, self._aborted, self._launched):
+                pending.clear()
         while self.has_work:
             self.step()
 
@@ -223,6 +241,7 @@ class Engine(Shown):
 
     def run(self) -> Iterator[RequestOutput]:
         """Steps until nobody is left, handing out what is new. Requests may be added meanwhile."""
+        self._check_whole()
         while self.has_work:
             yield from self.step()
 
@@ -238,22 +257,24 @@ class Engine(Shown):
         A request that cannot be served comes out at once with ``finish_reason`` "refused" and the ``error``; the others
         are served. ``clock`` and ``sleep`` are for traffic in another time than the real one.
         """
+        self._check_whole()
         began, source = clock(), iter(arrivals)
         coming = next(source, None)
         while coming is not None or self.has_work:
-            # What comes at no time (NaN, infinity) is due at once, and refused: nobody behind it could be served.
-            while coming is not None and not clock() - began < coming.at_s < math.inf:
+            # What comes at no time (NaN, infinity, no number) is due at once, and refused: nobody behind it could be
+            # served.
+            while coming is not None and not clock() - began < _seconds(coming.at_s) < math.inf:
                 yield from self._arrive(coming)
                 coming = next(source, None)
             if self.has_work:
                 yield from self.step()
             elif coming is not None:
-                sleep(max(0.0, coming.at_s - (clock() - began)))
+                sleep(max(0.0, _seconds(coming.at_s) - (clock() - began)))
 
     def _arrive(self, each: Arrival) -> Iterator[RequestOutput]:
         try:
-            if not math.isfinite(each.at_s):
-                raise ServingError(f"at_s={each.at_s}: a request arrives at a finite number of seconds")
+            if not math.isfinite(_seconds(each.at_s)):
+                raise ServingError(f"at_s={each.at_s!r:.50}: a request arrives at a finite number of seconds")
             self.add_request(
                 each.prompt,
                 each.max_tokens,
@@ -262,8 +283,9 @@ class Engine(Shown):
                 stop_token_ids=each.stop_token_ids,
                 request_id=each.request_id,
             )
-        except ServingError as error:
-            yield RequestOutput(each.request_id or "", None, "refused", None, str(error))
+        except Exception as error:  # whatever is wrong with this one, the others are served
+            said = str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+            yield RequestOutput(each.request_id or "", None, "refused", None, said)
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -272,23 +294,40 @@ class Engine(Shown):
         """Launches the next step and reads the tokens of the one before (without ``async_scheduling``: its own).
 
         Returns what is new, possibly nothing.
+
+        Raises:
+            ServingError: requests wait, and somebody else holds the blocks that they need. Or a step failed before: the
+                scheduler moves requests on before the device has run them, so tokens after a failure would be wrong
+                without a sign of it. Such an engine serves nothing more; :meth:`abort` and :meth:`close` work.
         """
+        self._check_whole()
         outputs = self._tell_aborted() if self._aborted else []
-        while self._launched and self.inputs.overwritten:  # by steps of the runner's own, or a recording
-            outputs += self._finish(self._launched.popleft())
-        started = time.perf_counter()
-        step = self.scheduler.schedule()
-        if step is not None:
-            self._launch(step, started)
-        if len(self._launched) > (1 if self.async_scheduling and step is not None else 0):
-            outputs += self._finish(self._launched.popleft())
-        elif step is None and self.scheduler.waiting and not outputs:
+        try:
+            while self._launched and self.inputs.overwritten:  # by steps of the runner's own, or a recording
+                outputs += self._finish(self._launched.popleft())
+            started = time.perf_counter()
+            step = self.scheduler.schedule()
+            if step is not None:
+                self._launch(step, started)
+            if len(self._launched) > (1 if self.async_scheduling and step is not None else 0):
+                return outputs + self._finish(self._launched.popleft())
+        except BaseException as error:  # also when it is interrupted
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        if step is None and self.scheduler.waiting and not outputs:
             free = self.runner.kv_cache.allocator.num_free
             raise ServingError(
                 f"{len(self.scheduler.waiting)} requests wait and nobody runs, but only {free} blocks of the KV cache "
                 "are free: somebody else holds the others (a runner's own requests?); free them, or use another runner"
             )
         return outputs
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise ServingError(
+                f"a step of this engine failed ({self._broken}), and what it would say of its requests after that "
+                "could be wrong: close() it, and give them to a new Engine(runner)"
+            )
 
     def _launch(self, step: ScheduledStep, started: float) -> None:
         clock, uniform = time.perf_counter, step.uniform

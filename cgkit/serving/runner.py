@@ -329,8 +329,10 @@ class Runner:
         """``tokens`` as a list of tokens that the model has."""
         try:
             ids = [index(token) for token in tokens]
-        except TypeError as error:
-            raise ServingError(f"{name} is neither text nor a list of token ids: {error}") from error
+        except Exception as error:  # whatever its iterator raises
+            raise ServingError(
+                f"{name} is neither text nor a list of token ids: {type(error).__name__}: {error}"
+            ) from error
         size = self.model.config.vocab_size
         if wrong := [token for token in ids if not 0 <= token < size]:
             raise ServingError(f"{name} has token {wrong[0]}, and the vocabulary ends at {size - 1}")

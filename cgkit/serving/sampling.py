@@ -8,7 +8,6 @@ numbers: as easy as 1, 2, 3", SC 2011; the mixing functions are those of splitmi
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +18,14 @@ import torch
 
 from cgkit.errors import ServingError
 
+#: Bounds of a temperature, and the lower one of top-p: tokens are drawn in float32, and beyond these a logit divided by
+#: the temperature, or a probability times top-p, would leave it.
+_LEAST, _MOST = 1e-30, 1e30
+_MOST_TOP_K = 2**31 - 1
+
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)  # NaN fails each comparison
 
 
 def _is_whole(value: object) -> bool:
@@ -43,12 +47,17 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise ServingError(f"temperature={self.temperature!r}: use 0 (greedy) or a positive number")
-        if not _is_whole(self.top_k) or self.top_k < 0:
-            raise ServingError(f"top_k={self.top_k!r}: use 0 (all tokens) or a positive whole number")
-        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise ServingError(f"top_p={self.top_p!r}: use a number above 0 and up to 1 (all tokens)")
+        temperature = self.temperature
+        if not _is_number(temperature) or not (temperature == 0 or _LEAST <= temperature <= _MOST):
+            raise ServingError(
+                f"temperature={temperature!r:.50}: use 0 (greedy) or a number from {_LEAST:.0e} to {_MOST:.0e}"
+            )
+        if not _is_whole(self.top_k) or not 0 <= self.top_k <= _MOST_TOP_K:
+            raise ServingError(
+                f"top_k={self.top_k!r:.50}: use 0 (all tokens) or a positive whole number up to 2**31 - 1"
+            )
+        if not _is_number(self.top_p) or not _LEAST <= self.top_p <= 1:
+            raise ServingError(f"top_p={self.top_p!r:.50}: use a number from {_LEAST:.0e} to 1 (all tokens)")
         if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed < 2**63):
             raise ServingError(f"seed={self.seed!r}: use a whole number from 0 to 2**63 - 1, or None")
 
@@ -91,7 +100,7 @@ def _columns(
     """Temperature, top-k and top-p of all rows; None where no row has a limit."""
     top_k, top_p = [each.top_k for each in params], [each.top_p for each in params]
     return (
-        torch.tensor([each.temperature for each in params], device=device),
+        torch.tensor([float(each.temperature) for each in params], device=device),
         torch.tensor(top_k, device=device) if any(top_k) else None,
         torch.tensor(top_p, device=device) if min(top_p) < 1 else None,
     )

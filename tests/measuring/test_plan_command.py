@@ -207,6 +207,28 @@ def test_steps_beyond_the_largest_size_are_named_as_the_reason(tmp_path, capfd):
     assert "may be planned" not in run(capfd, "--histogram", path, "--largest", "900")[1]
 
 
+@pytest.mark.parametrize("largest", [(), ("--largest", 2), ("--largest", 100), ("--largest", 512)])
+def test_the_lists_reach_no_further_than_the_plan_may(largest, tmp_path, capfd):
+    path = tmp_path / "few.csv"
+    path.write_text("batch_size,count\n1,100\n3,50\n17,9\n200,1\n")
+    limits = ["--max-num-seqs", 4, "--max-graphs", 20, *largest]
+    facts = json.loads(run(capfd, "--histogram", path, *limits, "--json")[1])
+    for one in facts["ladders"].values():
+        assert facts["plan"]["expected_step_cost"] <= one["best_part"]["expected_step_cost"]
+        assert facts["plan"]["expected_step_cost"] <= one["expected_step_cost"]
+        assert max(one["sizes"], default=0) <= (largest or (0, 8))[1]
+    assert facts["ladders"]["tensorrt-llm"]["whole"][-1] == 3072
+
+
+def test_a_larger_size_that_costs_less_is_planned(tmp_path, capfd):
+    path, costs = tmp_path / "few.csv", tmp_path / "costs.csv"
+    path.write_text("batch_size,count\n3,50\n")
+    costs.write_text("batch,replayed_ms,uncaptured_ms\n1,5,9\n8,1,9\n")
+    limits = ["--max-num-seqs", 4, "--step-cost", costs]
+    facts = json.loads(run(capfd, "--histogram", path, *limits, "--json")[1])
+    assert facts["plan"]["sizes"] == [8] and facts["plan"]["expected_step_cost"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "limits"),
     [

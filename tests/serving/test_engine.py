@@ -191,6 +191,23 @@ def test_a_seed_draws_the_same_tokens_alone_in_a_batch_and_after_preemption(ahea
     assert serve(engine, list(zip(prompts, ANSWERS, others))) != alone
 
 
+@pytest.mark.parametrize(
+    ("least", "greedy"),
+    [
+        (SamplingParams(1e-30, seed=1), True),
+        (SamplingParams(1.0, top_p=1e-30, seed=1), True),
+        (SamplingParams(1.0, top_k=2, top_p=1e-30, seed=1), True),
+        (SamplingParams(10**30, seed=1), False),
+        (SamplingParams(1e30, 2**31 - 1, seed=1), False),
+    ],
+)
+def test_the_ends_of_what_may_be_asked_for_draw_the_same_in_engine_and_runner(least, greedy, expected):
+    runner, (prompt, count, _) = runner_of("EAGER"), requests_of()[0]
+    answer = runner.generate([prompt], count, least, stop_at_eos=False)[0].token_ids
+    assert serve(Engine(runner), [(prompt, count, least), requests_of()[1]]) == [answer, expected[1]]
+    assert (answer == expected[0]) == greedy and len(set(answer)) > 1
+
+
 def test_requests_without_a_seed_draw_by_chance():
     engine = Engine(runner_of("EAGER"))
     one, other = serve(engine, [([1, 2, 3], 20, SamplingParams(3.0))] * 2)
@@ -225,12 +242,18 @@ def test_aborted_requests_end_and_the_others_do_not_notice(expected):
     assert engine.runner.kv_cache.allocator.num_free == 11
 
 
+class Unreadable:
+    def __iter__(self):
+        raise ValueError("unreadable")
+
+
 BAD = [
     pytest.param(([],), {}, "request bad is empty", id="empty"),
     pytest.param(([1, TOY.vocab_size],), {}, "token 97.*ends at 96", id="unknown-token"),
     pytest.param(([1, -1],), {}, "token -1", id="negative-token"),
     pytest.param(([1.5],), {}, "neither text nor", id="no-token"),
     pytest.param((3,), {}, "neither text nor", id="no-list"),
+    pytest.param((Unreadable(),), {}, "neither text nor.*ValueError: unreadable", id="unreadable"),
     pytest.param(("text",), {}, "no tokenizer", id="text"),
     pytest.param(([1] * 70,), {}, "70 tokens.*the KV cache holds 44", id="beyond-the-cache"),
     pytest.param(([1] * 40, 5), {}, "40 tokens.*5 more.*holds 44.*to 4", id="answer-beyond-the-cache"),
@@ -298,7 +321,9 @@ def test_requests_that_arrive_over_time_are_served_as_they_come(expected):
     assert all(first[each.request_id] >= each.at_s for each in arrivals) and clock.slept > 2
 
 
-@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "at_s", [float("nan"), float("inf"), float("-inf"), "1", None, pytest.param(10**400, id="10**400")]
+)
 def test_an_arrival_at_no_time_is_refused_and_the_others_are_served(at_s, expected):
     clock = Clock()
     arrivals = [
@@ -309,8 +334,18 @@ def test_an_arrival_at_no_time_is_refused_and_the_others_are_served(at_s, expect
     for output in Engine(runner_of("EAGER")).serve(arrivals, clock=clock, sleep=clock.sleep):
         last[output.request_id] = output
         assert clock.now < 200, "it waits for ever"
-    assert last.pop("never").error.startswith(f"at_s={at_s}")
+    assert last.pop("never").error.startswith(f"at_s={at_s!r:.50}: a request arrives at")
     assert [last[str(number)].token_ids for number in range(3)] == expected[:3]
+
+
+def test_an_arrival_that_nobody_foresaw_is_refused_and_the_others_are_served(expected):
+    (prompt, count, _), *_ = requests_of()
+    odd = [Arrival(0, Unreadable(), 3, request_id="odd"), Arrival(0, [1], 10**5000, request_id="long")]
+    last = {}
+    for output in Engine(runner_of("EAGER")).serve([*odd, Arrival(0, prompt, count, stop_at_eos=False)]):
+        last[output.request_id] = output
+    assert "unreadable" in last.pop("odd").error and last.pop("long").error.startswith("ValueError: ")
+    assert [each.token_ids for each in last.values()] == expected[:1]
 
 
 def test_an_arrival_has_end_tokens_of_its_own(expected):
@@ -431,6 +466,47 @@ def test_blocks_that_somebody_else_holds_are_an_error_and_not_a_loop():
         list(engine.run())
     runner.kv_cache.allocator.free(taken)
     assert len(list(engine.run())) == 3
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("where", ["fill", "prepare", "forward"])
+def test_an_engine_whose_step_failed_says_so_and_ends(where, late, ahead, expected, monkeypatch):
+    """The scheduler has moved requests on by then, so another step would give wrong tokens."""
+    engine = Engine(runner := runner_of("EAGER"), queue=LateQueue() if late else None, async_scheduling=ahead)
+    names = [engine.add_request(p, n, stop_at_eos=False) for p, n, _ in requests_of()[:6]]
+    got = {name: [] for name in names}
+
+    def take():
+        for output in engine.step():
+            got[output.request_id].append(output.token)
+
+    for _ in range(3):
+        take()
+    owner = {"fill": engine.inputs, "prepare": engine.sampler, "forward": runner.executor}[where]
+
+    def fail(*_):
+        raise OverflowError("too large")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, where, fail)
+        with pytest.raises(OverflowError):
+            for _ in range(3):  # a late device fails when it is waited for
+                take()
+    says = r"step of this engine failed \(OverflowError: too large\).*new Engine"
+    for call in (
+        engine.step,
+        lambda: list(engine.run()),
+        lambda: engine.add_request([1], 2),
+        lambda: list(engine.serve([])),
+    ):
+        with pytest.raises(ServingError, match=says):
+            call()
+    assert all(got[name] == answer[: len(got[name])] for name, answer in zip(names, expected))
+    assert engine.abort(names[2])
+    engine.close()
+    assert not engine.has_work
+    assert serve(Engine(runner), requests_of()) == expected  # all blocks are free again
 
 
 def test_logits_that_have_no_place_of_their_own_give_the_same_tokens(expected):

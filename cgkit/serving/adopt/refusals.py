@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from cgkit.errors import ServingError
 from cgkit.serving.adopt.interface import AttentionCall
@@ -116,6 +116,14 @@ def check_model(model: Any) -> None:
             refuse(model, TELLING["alibi"], place_of(attention, "alibi"))
     if model.get_output_embeddings() is None:
         refuse(model, "it has no output projection (no language modelling head)", _at(model))
+    head = model.get_output_embeddings()
+    if not isinstance(getattr(head, "weight", None), Tensor):
+        refuse(
+            model,
+            f"its output projection ({type(head).__name__}) has no tensor `weight`, which says the KV cache's type and "
+            "device; torch.ao's dynamic quantization, for one, packs it away",
+            _at(model),
+        )
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         refuse(model, "accelerate has put hooks on it (device_map): load it whole onto one device")
     devices = {str(p.device) for p in model.parameters()}

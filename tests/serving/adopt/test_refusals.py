@@ -146,6 +146,21 @@ def test_weights_of_two_types_are_refused():
         cgkit.adopt(model)
 
 
+def test_an_output_projection_without_a_weight_is_refused():
+    model = build(config_of("Llama"))
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    with pytest.raises(AdoptError, match=r"output projection \(Sequential\) has no tensor `weight`"):
+        cgkit.adopt(model)
+
+    class Packed(torch.nn.Module):  # as torch.ao's dynamically quantized layers
+        def weight(self):
+            return torch.zeros(1)
+
+    model.lm_head = Packed()
+    with pytest.raises(AdoptError, match=r"output projection \(Packed\) has no tensor `weight`"):
+        cgkit.adopt(model)
+
+
 def test_a_refused_model_still_generates():
     model = build(config_of("GPT2"))
     model.config.add_cross_attention = True
