@@ -77,17 +77,21 @@ def run_many(examples, steps):
 
 
 def test_no_block_is_lost_or_shared_over_thousands_of_steps():
-    steps, preemptions, finished = run_many(20, 150)
-    assert steps >= 3000 and preemptions > 50 and finished > 100
+    """How often blocks run out is up to the drawn shapes: more are drawn until it was often enough."""
+    steps = preemptions = finished = 0
+    while not (steps >= 3000 and preemptions > 50 and finished > 100):
+        assert steps < 200_000, (steps, preemptions, finished)
+        more = run_many(20, 150)
+        steps, preemptions, finished = steps + more[0], preemptions + more[1], finished + more[2]
 
 
 @pytest.mark.slow
 def test_no_block_is_lost_or_shared_over_100_000_steps():
     steps = preemptions = 0
-    while steps < 100_000:
+    while not (steps >= 100_000 and preemptions > 1000):
+        assert steps < 1_000_000, (steps, preemptions)
         more = run_many(100, 400)
         steps, preemptions = steps + more[0], preemptions + more[1]
-    assert preemptions > 1000
 
 
 def scheduler_of(blocks=20, size=4, seats=4, budget=16):
