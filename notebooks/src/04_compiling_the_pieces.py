@@ -461,9 +461,9 @@ fourth.to_frame().drop_duplicates("key")[["piece", "key", "loaded", "compile_s"]
 
 # %% [markdown]
 # The damaged piece is said and compiled again, the others are read, and nothing wrong is run. (The run on an H200 that is kept here
-# shows neither: nothing that was asked for had been damaged. While it compiles for a GPU, Inductor writes the path of its assembler
-# into the environment, and the cgkit of that run counted it. So from the second compilation of a process on, the same pieces had
-# another key. That is repaired.) `CGKIT_DISABLE_COMPILE_CACHE=1` turns all of it off, Inductor's own caches too: that is the master
+# shows neither: from the second compilation of the process on, the pieces had another key, and nothing that was asked for had been
+# damaged. By torch's source the cause is that Inductor, while it compiles for a GPU, writes the path of its assembler into the
+# environment, and the cgkit of that run counted it. It no longer does; no GPU has run this cell since.) `CGKIT_DISABLE_COMPILE_CACHE=1` turns all of it off, Inductor's own caches too: that is the master
 # switch of the article (`VLLM_DISABLE_COMPILE_CACHE`). **What do you expect** of the next start: how many pieces are loaded, and how
 # many compiled?
 
