@@ -120,10 +120,8 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if (name.startswith(_ENVIRONMENT) or name in _ENVIRONMENT_NAMES) and name not in _NOT_ENVIRONMENT
     }
-    if torch_hooks.is_bundled_ptxas(
-        found.get("TRITON_PTXAS_PATH", "")
-    ):  # Inductor put it there: nobody asked
-        del found["TRITON_PTXAS_PATH"]
+    if torch_hooks.is_bundled_ptxas(found.get("TRITON_PTXAS_PATH", "")):
+        del found["TRITON_PTXAS_PATH"]  # Inductor put it there: nobody asked
     return {**found, "python": platform.python_version(), "machine": platform.machine()}
 
 
