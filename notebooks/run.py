@@ -39,7 +39,20 @@ def client(notebook: nbformat.NotebookNode, timeout: int) -> NotebookClient:
     where = {"metadata": {"path": str(HERE)}}
     made = NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=where)
     made.widget_registry["@jupyter-widgets/output"]["OutputModel"] = SilentOutput
+    made.on_cell_executed = join_streams
     return made
+
+
+def join_streams(cell: nbformat.NotebookNode, **_: object) -> None:
+    """Makes one output of neighbours on the same stream: a slow machine's kernel sends a ``print`` in several parts."""
+    joined: list[nbformat.NotebookNode] = []
+    for out in cell.get("outputs", ()):
+        if joined and out.output_type == "stream" == joined[-1].output_type and out.name == joined[-1].name:
+            joined[-1].text += out.text
+        else:
+            joined.append(out)
+    if cell.cell_type == "code":
+        cell.outputs = joined
 
 
 def dress(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -162,6 +162,24 @@ def in_order(cells):
     return cells
 
 
+def test_a_print_that_takes_long_is_one_output():
+    """The kernel sends what was printed when some time is over, if in the middle of a line."""
+    code = """import sys, time
+class Slow:
+    def __str__(self):
+        time.sleep(0.5)
+        return "slow"
+print("a", Slow(), "b")
+print("other", file=sys.stderr)
+print("c")"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    runpy.run_path(str(FOLDER / "run.py"))["client"](notebook, timeout=60).execute()
+    texts = [out.text for out in notebook.cells[0].outputs]
+    assert sorted(texts) in (["a slow b\n", "c\n", "other\n"], ["a slow b\nc\n", "other\n"])  # two streams, no order
+
+
+
+
 def shuffled(cells):
     """Another order, the same at each run of the test."""
     return random.Random(len(cells)).sample(cells, len(cells))
