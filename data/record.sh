@@ -73,8 +73,8 @@ for part in ${PARTS:-$ALL}; do
     hazards) step hazards 200 python3 -m cgkit hazards run --device cuda --json --csv "$out/h200-hazards.csv" ;;
     launch) step launch 60 python3 -m cgkit.kernels.bench ;;
     tour) step tour 240 python3 -m cgkit tour --json --out "$out/tour.html" ;;
-    notebooks*) # needs jupytext, nbclient, ipykernel
-      step "notebooks-$shape" 300 python3 notebooks/run.py $shape
+    notebooks*) # notebooks:02,03 only those, NOTEBOOKS at a time; needs jupytext, nbclient, ipykernel
+      step "notebooks-$shape" 400 python3 notebooks/run.py --jobs "${NOTEBOOKS:-1}" ${shape//,/ }
       cp notebooks/[01]*.ipynb "$out" ;;
     *) echo "$part: there is no such part" >>"$out/status.txt" ;;
   esac

@@ -7,9 +7,11 @@ Jupyter instead: ``jupytext --sync`` carries it back.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import jupytext
@@ -85,9 +87,32 @@ def make(source: Path) -> Path:
     return target
 
 
+def told(source: Path) -> tuple[bool, str]:
+    """Makes one, and whether that went well with a line about it: the others are made all the same."""
+    started = time.perf_counter()
+    try:
+        made = make(source)
+    except Exception as error:
+        return False, f"{source.stem}: not made, after {time.perf_counter() - started:.0f} s: {error}"
+    return True, f"{made.name}: {time.perf_counter() - started:.0f} s, {made.stat().st_size:,} bytes"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the notebooks' sources and writes the notebooks.")
+    parser.add_argument("numbers", nargs="*", help="of those to run, as 04 (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time (default 1; times in them suffer)")
+    options = parser.parse_args()
+    chosen = tuple(options.numbers) or ("",)
+    sources = [path for path in sorted((HERE / "src").glob("*.py")) if path.stem.startswith(chosen)]
+    if not sources:
+        parser.error(f"no source in {HERE / 'src'} begins with {' or '.join(chosen)}")
+    failed = 0
+    with ProcessPoolExecutor(max(1, options.jobs)) as pool:
+        for good, line in pool.map(told, sources):
+            print(line, flush=True)
+            failed += not good
+    return 1 if failed else 0
+
+
 if __name__ == "__main__":
-    for path in sorted((HERE / "src").glob("*.py")):
-        if not sys.argv[1:] or path.stem.startswith(tuple(sys.argv[1:])):
-            started = time.perf_counter()
-            made = make(path)
-            print(f"{made.name}: {time.perf_counter() - started:.0f} s, {made.stat().st_size:,} bytes")
+    sys.exit(main())
