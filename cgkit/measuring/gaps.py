@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgkit.measuring import bill, intervals
+from cgkit.measuring.step_window import EventColumns, StepWindow, event_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,14 +27,14 @@ def gaps(timeline: Timeline) -> pd.DataFrame:
     """
     import pandas as pd
 
-    c = bill.event_columns(timeline)
+    c = event_columns(timeline)
     device = timeline.events["device"].to_numpy()
     parts = []
     for process in timeline.steps["process"].unique():
         mine = c.process == process
         if not (mine & c.is_work).any():
             continue
-        window = bill.StepWindow.of_all(timeline, int(process))
+        window = StepWindow.of_all(timeline, int(process))
         cpu = bill.cpu_sets(c, mine, window)
         for gpu in np.unique(device[mine & c.is_work]):
             work = np.flatnonzero(mine & c.is_work & (device == gpu))
@@ -47,7 +48,7 @@ def gaps(timeline: Timeline) -> pd.DataFrame:
 
 
 def _by_cause(
-    c: bill.EventColumns, work: np.ndarray, window: bill.StepWindow, cpu: dict[str, intervals.Set]
+    c: EventColumns, work: np.ndarray, window: StepWindow, cpu: dict[str, intervals.Set]
 ) -> dict[str, intervals.Set]:
     """The idle time of one GPU as disjoint sets, in the bill's order of causes."""
     busy = intervals.union(c.start[work], c.end[work])

@@ -27,9 +27,10 @@ def pacing(timeline: Timeline) -> pd.DataFrame:
     import pandas as pd
 
     from cgkit.measuring import bill
+    from cgkit.measuring.step_window import StepWindow
 
     steps = timeline.steps[timeline.steps["process"] == bill.chosen_process(timeline, None)]
-    window = bill.StepWindow.of_step(timeline, bill.median_step(timeline, steps)[0])
+    window = StepWindow.of_step(timeline, bill.median_step(timeline, steps)[0])
     calls = timeline.launches
     inside = (calls["start_us"] >= window.start_us) & (calls["start_us"] < window.end_us)
     calls = calls[inside].sort_values("start_us")

@@ -192,12 +192,13 @@ class Timeline(Shown):
         from importlib import import_module
 
         from cgkit.measuring import bill
+        from cgkit.measuring.step_window import StepWindow
 
         windows = []
         for one in timelines:
             process = bill.chosen_process(one, None)
             steps = one.steps[one.steps["process"] == process]
-            window = bill.StepWindow.of_step(one, bill.median_step(one, steps)[0])
+            window = StepWindow.of_step(one, bill.median_step(one, steps)[0])
             windows.append((window.start_us, window.end_us))
         told = [
             str(t.about.get("mode") or t.about.get("source") or f"run {i}") for i, t in enumerate(timelines)
@@ -215,7 +216,7 @@ class Timeline(Shown):
         Raises:
             TimelineError: there is no such step.
         """
-        from cgkit.measuring import bill
+        from cgkit.measuring.step_window import StepWindow
 
         found = self.steps[self.steps["step"] == step]
         if process is not None:
@@ -223,7 +224,7 @@ class Timeline(Shown):
         if not len(found):
             there = ", ".join(str(one) for one in self.steps["step"].unique()[:12])
             raise TimelineError(f"step {step} is not in the trace; there are: {there}")
-        window = bill.StepWindow.of_step(self, found.iloc[0])
+        window = StepWindow.of_step(self, found.iloc[0])
         return window.start_us, window.end_us
 
     def explore(self, *, step: int | None = None, height: int = 440, **options: Any) -> Any:
