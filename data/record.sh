@@ -56,7 +56,7 @@ for part in ${PARTS:-$ALL}; do
         --csv "$out/h200-headline-$shape.csv" --svg "$out/h200-headline-$shape.svg" ;;
     host:*) bench "host-$shape" 240 host --shape "$shape" --batches 1 32 --json --csv "$out/h200-host-$shape.csv" \
         --svg "$out/h200-host-$shape.svg" ;;
-    static:*) bench "static-$shape" 300 static --shapes "$shape" --pieces middle --batches ${BATCHES:-1 8 32} --repeats 50 \
+    static:*) bench "static-$shape" 300 static --shapes "$shape" --pieces ${PIECES:-middle} --batches ${BATCHES:-1 8 32} --repeats 50 \
         --csv "$out/h200-bench-static-$shape.csv" --candidates-csv "$out/h200-bench-static-candidates-$shape.csv" ;;
     passes:*) bench "passes-$shape" 240 passes --shape "$shape" --batches 1 32 --json --csv "$out/h200-bench-passes.csv" ;;
     custom_ops:*) bench "custom-ops-$shape" 180 custom-ops --shape "$shape" --batches 1 32 --json \
