@@ -202,6 +202,9 @@ def test_starts_and_ledgers():
         f"takes {100 * left['start_share']:.0f} % of the cold one: {100 * left['import_share']:.0f} % of what"
         in README
     )
+    alone = left["import_s"] / on_gpu.loc["cold", "start_s"]
+    assert alone > 0.15
+    assert f"takes {100 * alone:.0f} % of the cold start: no cache" in README
     ledgers = recordings.load("h200-bench-ledgers").set_index(["path", "part"])["ratio"]
     plan, module = (100 * (ledgers[path, "all ledgers"] - 1) for path in ("plan", "module"))
     assert f"cost a step: {plan:.1f} % of a 1B step" in README
