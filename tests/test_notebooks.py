@@ -175,9 +175,10 @@ print("c")"""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     runpy.run_path(str(FOLDER / "run.py"))["client"](notebook, timeout=60).execute()
     texts = [out.text for out in notebook.cells[0].outputs]
-    assert sorted(texts) in (["a slow b\n", "c\n", "other\n"], ["a slow b\nc\n", "other\n"])  # two streams, no order
-
-
+    assert sorted(texts) in (
+        ["a slow b\n", "c\n", "other\n"],
+        ["a slow b\nc\n", "other\n"],
+    )  # two streams, no order
 
 
 def shuffled(cells):
