@@ -15,7 +15,7 @@
 # %% [markdown]
 # # 11 · Bring your own model
 #
-# **The question.** Ten notebooks used models that were made for this road. What has to change in a model of yours, so that it
+# **The question.** Eleven notebooks used models that were made for this road. What has to change in a model of yours, so that it
 # is traced once, split, compiled, recorded and replayed, and how do you find out before it computes nonsense?
 #
 # **Afterwards you can**
@@ -312,7 +312,8 @@ explained.to_frame()[["piece", "shared_with", "calls_before", "own_kernels", "ex
 # library). If a piece equals an earlier one, `shared_with` says so. Here all three differ: the first has no attention before it,
 # the last none after it. With a third layer, the two in the middle would be the same.
 #
-# And the time. `profile_step` takes any call of yours, and marks cgkit's own pieces in it:
+# And the time. `profile_step` takes any call of yours, and marks cgkit's own pieces in it. **What do you expect** of a model as small as
+# this, compiled and not recorded: for which share of the step is a GPU busy?
 
 # %%
 timeline = cgkit.profile_step(lambda: compiled(x))
