@@ -435,7 +435,7 @@ cgkit.claim(
 # ## 7 · When it does not matter
 #
 # Larger batches give the GPU more to do and the CPU hardly more. So there is a batch from which a mode is no longer bound by
-# the CPU. Choose a batch and see (the picture below shows all of them, for where no widget runs):
+# the CPU. **What do you expect**: which one, eager and with piecewise graphs? Choose a batch and see (the picture below shows all of them, for where no widget runs):
 
 # %%
 def show(batch=1):
@@ -451,8 +451,8 @@ Picture(crossing.plot())
 
 # %% [markdown]
 # Eager and compiled never get there up to 256 requests. With piecewise graphs the GPU is the slower side from the first request on:
-# the bill is paid. (The predictions of the legend set the CPU's time against the dotted roofline, which no kernel
-# reaches: hence the 7.) What is left is the GPU's own time, and how far that is above the time to read all weights once (the dotted floor).
+# the bill is paid. What is left is the GPU's own time, and how far that is above the time to read all weights once (the dotted floor, called
+# *roofline*). The predictions in the legend set the CPU's time against that floor, which no kernel reaches: hence the 7.
 #
 # ## Exercises
 # `check` says whether an answer is right, nearly right or wrong, and why. `hint("01-1")` helps; `solution("01-1")` says where

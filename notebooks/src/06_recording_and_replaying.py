@@ -690,8 +690,8 @@ table.round(2)
 
 # %% [markdown]
 # From *compiled* to *PIECEWISE* almost everything is gained. From PIECEWISE to a whole graph comes a little more, the gaps
-# between the pieces. (At batch 8 the host was slower than at the others: compare the modes of a row.) Why are pieces used at all, then? Because a whole graph freezes attention too, and attention depends on
-# more than the number of tokens: notebook 07.
+# between the pieces. (At batch 8 the host was slower than at the others: compare the modes of a row.) Why are pieces used at all, then?
+# Because a whole graph freezes attention too, and attention depends on more than the number of tokens: notebook 07.
 #
 # ## 8 · The next replay overwrites what this one returned
 #
@@ -716,7 +716,8 @@ print("cloned:", [float(value) for value in copied])
 # ### The shared pool, and weak references
 # Graphs that replay one after the other can use the same memory, if no output is needed once the next graph runs. A *strong*
 # reference to an output says "I still need it": its memory stays taken. A *weak* one is a tensor that points at the memory and
-# owns nothing: the pool may lend the memory out again. Two graphs in one pool, the outputs held strongly, then weakly:
+# owns nothing: the pool may lend the memory out again. Two graphs in one pool, the outputs held strongly, then weakly. **What do you
+# expect** of the first output once the second graph was replayed?
 
 # %%
 ones_, twos = torch.ones(1000, device=DEVICE), torch.full((1000,), 2.0, device=DEVICE)
@@ -749,7 +750,8 @@ pd.DataFrame([two_graphs(weak, platform.new_pool()) for weak in (False, True)], 
 #
 # ## 9 · What capture forbids
 #
-# Recording runs nothing, so there is no result to look at. Whatever needs one *while* recording cannot be recorded:
+# Recording runs nothing, so there is no result to look at. Whatever needs one *while* recording cannot be recorded. **What do you
+# expect**: which of the eight functions below can?
 
 # %%
 def nested():

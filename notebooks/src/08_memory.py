@@ -371,7 +371,8 @@ Picture(memory_charts.by_largest(pd.DataFrame(curves, index=SIZES), About("tiny-
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 5 · Reserved is not allocated
 #
-# The pool of the 1B shape on the GPU when it was fullest, block by block. Each bar is a segment.
+# The pool of the 1B shape on the GPU when it was fullest, block by block. Each bar is a segment. **What do you expect**: how much of it is
+# still allocated when all is recorded?
 
 # %%
 recordings.picture("h200-memory-segments-llama-3.2-1b", memory_charts.segments, HERE)
