@@ -272,8 +272,8 @@ found[["severity", "code", "source", "what", "fix"]]
 
 # %% [markdown]
 # `Branches` fails loudly: the branch asks for a *value* on the CPU, so there is no one graph, and a stream that is
-# being recorded refuses to be waited for. `Counts` traces well and would be recorded. But `seen` is written at every warm-up and at
-# every recording as well, so that it counts something that nobody asked for. That is why cgkit looks for writes by itself.
+# being recorded refuses to be waited for. `Counts` traces well and would be recorded. But `seen` is written at every warm-up as well,
+# so that it counts something that nobody asked for (notebook 09). That is why cgkit looks for writes by itself.
 #
 # The doctor also lists what was *assumed*. A trace is made under conditions (guards), and cgkit checks none of them afterwards,
 # since checking costs time at every step. `would_fail` tries them on a new call. **What do you expect** for seven rows, for
