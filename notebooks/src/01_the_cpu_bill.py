@@ -435,7 +435,8 @@ cgkit.claim(
 # ## 7 · When it does not matter
 #
 # Larger batches give the GPU more to do and the CPU hardly more. So there is a batch from which a mode is no longer bound by
-# the CPU. **What do you expect**: which one, eager and with piecewise graphs? Choose a batch and see (the picture below shows all of them, for where no widget runs):
+# the CPU. **What do you expect**: which one, eager and with piecewise graphs? Choose a batch and see (the picture below shows all of them,
+# for where no widget runs):
 
 # %%
 def show(batch=1):

@@ -737,8 +737,8 @@ hint("02-5"), solution("02-5")
 # %% [markdown]
 # ## What comes next
 # The graph holds the whole step, attention included, and attention does not fit into a recording for any batch. **03 · Splitting the
-# graph** cuts it into pieces. What a trace's result is worth when the process starts again is a matter of the cache: **04 · Compiling the pieces**. Writes to
-# buffers, graph breaks and other traps: **09 · When it goes wrong**.
+# graph** cuts it into pieces. What a trace's result is worth when the process starts again is a matter of the cache: **04 · Compiling the
+# pieces**. Writes to buffers, graph breaks and other traps: **09 · When it goes wrong**.
 #
 # `cgkit.reset()` frees what was made here.
 

@@ -618,8 +618,8 @@ saving
 
 # %% [markdown]
 # `captured_steps` is the share of steps that replay a graph; `waste` the share of padding in the tokens that ran. The trimmed list saves most and loses
-# the steps above 8 tokens, one step in fifty here. Decode steps only: the largest graph is that of 64 tokens, not of 128, and the mean step costs even less than before, because
-# one full graph a step is cheaper than 33 pieces with attention between them.
+# the steps above 8 tokens, one step in fifty here. Decode steps only: the largest graph is that of 64 tokens, not of 128, and the mean step costs
+# even less than before, because one full graph a step is cheaper than 33 pieces with attention between them.
 
 # %%
 whole, trimmed, decode = (saving.iloc[row] for row in range(3))
