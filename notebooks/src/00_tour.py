@@ -139,7 +139,8 @@ compiled
 # ## 4 · Capture: a callable → recorded graphs
 # A graph is recorded for fixed shapes and fixed addresses. So there is one for each of a few sizes, and a batch is padded to
 # the next. `FULL_AND_PIECEWISE` records twice: each piece for itself, with attention between them (for any batch), and the
-# whole step at once (for decode). Recording **runs nothing**: it writes down what would run.
+# whole step at once (for decode). Recording **runs nothing**: it writes down what would run. So there are (*L* + 1) times the
+# number of sizes, and one more for each size up to 8: a decode step has no more tokens than requests, here at most 8.
 
 # %%
 sizes = cgkit.CaptureSizes([1, 2, 4, 8, 16])
@@ -159,6 +160,8 @@ captured
 
 # %% [markdown]
 # ### Dispatch
+# (*Replay plans*, in the last line above, are the calls of such a step as a ready-made list: notebook 06.)
+#
 # Once a step, the dispatcher looks the padded batch up. First an exact key, then one for any batch, then the pieces:
 
 # %%
@@ -197,7 +200,7 @@ except cgkit.CgkitError as error:
 # %% [markdown]
 # ## 5 · Serve: recorded graphs → tokens
 # All of it behind one object, for several requests at a time. `capture_model` goes the road of above and locks: from then on
-# an unseen size is an error, not a pause.
+# to record is an error, not a pause. A batch above the largest size runs compiled, without a graph.
 
 # %%
 config = cgkit.CompilationConfig(cudagraph_mode="FULL_AND_PIECEWISE", cudagraph_capture_sizes=[1, 2, 4, 8, 16, 32, 64])
@@ -224,7 +227,8 @@ again = eager.generate(prompts, max_tokens=24)
 [a.token_ids == b.token_ids for a, b in zip(answers, again)]
 
 # %% [markdown]
-# What each step was padded to, and how it ran:
+# What each step was padded to, and how it ran. (The first step holds all three prompts, more tokens than the largest graph,
+# so it has none.)
 
 # %%
 import pandas as pd

@@ -151,7 +151,7 @@ three = Picture(cgkit.Timeline.plot_against([traces[mode] for mode in ("eager", 
 Image(three.save(Path(tempfile.mkdtemp()) / "three.png"), alt=three.alt)  # thousands of rectangles: smaller as PNG
 
 # %% [markdown]
-# The GPU's lane of the eager step is nearly empty. Each kernel is there for a microsecond or two, and then the GPU waits until
+# The GPU's lane of the eager step is nearly empty. Most kernels are there for a microsecond or two, and then the GPU waits until
 # the CPU has made its way to the next one. With a large batch it would be otherwise. A matrix product that runs for 200 microseconds
 # gives the CPU time for twenty launches more, so the queue never runs empty and a launch costs nobody anything.
 #
@@ -176,7 +176,9 @@ bill.Bill.compare(list(bills.values()))
 
 # %% [markdown]
 # Mind one thing: **the profiler itself costs CPU time**. The eager step takes 33 ms under it and half as long without. So
-# bills say what the *shares* are; times to compare were measured without a profiler, in processes of their own:
+# bills say what the *shares* are; times to compare were measured without a profiler, in processes of their own (recorded on the
+# H200, as are all tables from here on). The recording is older than that of notebook 06, where this eager step takes 8.3 ms: the
+# model had more kernels then, and the host was slower. Compare the rows.
 
 # %%
 measured = pd.DataFrame(recordings.load("h200-crossover-llama-3.2-1b")["rows"])
@@ -433,7 +435,8 @@ cgkit.claim(
 # ## 7 · When it does not matter
 #
 # Larger batches give the GPU more to do and the CPU hardly more. So there is a batch from which a mode is no longer bound by
-# the CPU. Choose a mode and see (the picture below shows all of them, for where no widget runs):
+# the CPU. **What do you expect**: which one, eager and with piecewise graphs? Choose a batch and see (the picture below shows all of them,
+# for where no widget runs):
 
 # %%
 def show(batch=1):
@@ -448,8 +451,9 @@ crossing = Crossover.from_facts(recordings.load("h200-crossover-llama-3.2-1b"))
 Picture(crossing.plot())
 
 # %% [markdown]
-# Eager never gets there up to 256 requests. With piecewise graphs the GPU is the slower side from the first request on: the bill
-# is paid. What is left is the GPU's own time, and how far that is above the time to read all weights once (the dotted floor).
+# Eager and compiled never get there up to 256 requests. With piecewise graphs the GPU is the slower side from the first request on:
+# the bill is paid. What is left is the GPU's own time, and how far that is above the time to read all weights once (the dotted floor, called
+# *roofline*). The predictions in the legend set the CPU's time against that floor, which no kernel reaches: hence the 7.
 #
 # ## Exercises
 # `check` says whether an answer is right, nearly right or wrong, and why. `hint("01-1")` helps; `solution("01-1")` says where

@@ -244,7 +244,9 @@ print(f"{LAYERS[-1]} layers, {cost['guards'].max()} guards:", {way: f"{t:.0f} us
 # %% [markdown]
 # Three things lie between a call and its graph. The guards (the first line against the second). `torch.compile`'s own entry,
 # which switches modes on and off around each call (the second against the third). And fetching the weights from the model, which
-# all three do. The bytecode alone saves the first two.
+# all three do. The bytecode alone saves the first two. How much the first is depends on torch: 2.11 passes over the guards of modules
+# that nobody has touched since, so that there they cost next to nothing; 2.13 asks all of them. (The values of notebook 01 lie in a list,
+# and are asked one by one in both.)
 
 # %% tags=["hide-input"]
 wide = cost.pivot(index="layers", columns="way", values="us")
@@ -434,9 +436,9 @@ pd.DataFrame(fate.items(), columns=["change after the trace", "fate"]).set_index
 
 # %% [markdown]
 # Tensors that the model holds are followed (1, 2), because they are inputs. Numbers, flags, the structure of the model and its hooks are
-# frozen (3, 4, 6). What a call brings is compared (7, 8). (`without effect` says nothing of the trace: the *model* gave what it gave
-# before. With random weights that can happen to the second: if what the first layer gives is negative before and after the change, `relu`
-# makes zeros of both.) This is how a refusal reads:
+# frozen (3, 4, 6). What a call brings is compared (7, 8). (Should you see `without effect`, the *model* gave what it
+# gave before, which says nothing of the trace. With random weights that can happen to the second: if what the first layer gives is negative
+# before and after the change, `relu` makes zeros of both.) This is how a refusal reads:
 
 # %%
 optional = cgkit.trace(WithOptions(), x)
@@ -734,9 +736,9 @@ hint("02-5"), solution("02-5")
 
 # %% [markdown]
 # ## What comes next
-# The graph holds the whole step, attention included, and attention cannot be recorded. **03 · Splitting the graph** cuts it into
-# pieces. What a trace's result is worth when the process starts again is a matter of the cache: **04 · Compiling the pieces**. Writes to
-# buffers, graph breaks and other traps: **09 · When it goes wrong**.
+# The graph holds the whole step, attention included, and attention does not fit into a recording for any batch. **03 · Splitting the
+# graph** cuts it into pieces. What a trace's result is worth when the process starts again is a matter of the cache: **04 · Compiling the
+# pieces**. Writes to buffers, graph breaks and other traps: **09 · When it goes wrong**.
 #
 # `cgkit.reset()` frees what was made here.
 

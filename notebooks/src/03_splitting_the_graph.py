@@ -187,7 +187,7 @@ calls = inside.to_frame().query("role == 'call'")
 calls[["operator", "constants", "shape", "source"]].set_index("operator")
 
 # %% [markdown]
-# Dynamo walked in, and the length is in the graph as a constant (`slice`: up to 9, the last value of `STEP["length"]`). As an operator it is a **black
+# Dynamo walked in, and the length is in the graph as a constant (`getitem` with `:9`, the last value of `STEP["length"]`). As an operator it is a **black
 # box**: one node. But how can Dynamo go on behind a box that it may not open? It needs the *shape* of what comes out. For attention that
 # is known without computing: it is the shape of the query. Whoever writes an operator says this with a *fake implementation*, a function
 # that gets stand-ins (no data) and returns stand-ins of the right shape. Ours returns nothing, so there is nothing to say.

@@ -349,9 +349,9 @@ cost.to_frame()[["variant", "wrapped", "written", "written_bytes", "copies", "co
 
 # %% [markdown]
 # `written` is what would be copied if nothing were undone (11 tensors, 15 KB for eight tokens); `copies` is what is really left
-# when Inductor is finished.
+# when Inductor is finished: one, with the pass and without.
 #
-# The pass is still needed for the fusions, whose patterns speak the first version's language. And the first version *without*
+# The pass is still needed for the fusions, whose patterns speak the language of the first version (V1). And V1 *without*
 # it is not safe: on torch 2.13 (CPU) Inductor's lowering of it gives wrong numbers for an operator that writes a slice of a
 # computed buffer.
 
@@ -453,7 +453,7 @@ before[columns].merge(after[columns], on="piece", suffixes=(" off", " on"))
 # %% [markdown]
 # Look closely, because it is the answer to this notebook's question: with the passes *off*, Inductor has already put norm and
 # quantisation into one kernel of its own (`own_kernels`). What a fusion gains is not a kernel fewer; it puts ours in the place
-# of Inductor's.
+# of Inductor's. In the first piece there is even one more: Inductor had the embedding in the same kernel, and it now stands alone.
 #
 # ## 8 · Is it worth it? On an H200
 #
@@ -472,7 +472,8 @@ if recorded is not None:
 # %% [markdown]
 # Inductor makes that fusion itself, since it sees the quantisation as plain operators. A gain has to come from where norm and
 # quantisation are *separate hand-written kernels*, which Inductor cannot see into: the walls of part 9. Attention is such a wall. So
-# compare `whole, all` with `whole, off`: nothing is cut there, and the attention kernel itself quantises what it writes.
+# compare `whole, all` with `whole, off`: nothing is cut there, and the attention kernel itself quantises what it writes. That
+# makes the step 3 to 4 % shorter (recorded); the other fusions change it by about 1 %, in either direction.
 
 # %%
 if recorded is not None:

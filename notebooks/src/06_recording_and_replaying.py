@@ -15,7 +15,7 @@
 # %% [markdown] slideshow={"slide_type": "slide"}
 # # 06 · Recording and replaying a CUDA graph
 #
-# **The question.** A decode step starts some hundred kernels, and starting them costs more than running them. A *CUDA graph*
+# **The question.** A decode step starts hundreds of kernels, and starting them costs more than running them. A *CUDA graph*
 # writes the starts down once and repeats them with a single call. What exactly is written down, what is not, and what goes
 # wrong when the two are confused?
 #
@@ -80,7 +80,7 @@ decode.loc[1, ["wall_ms", "cpu_ms", "gpu_busy_ms", "kernels"]].loc[["eager", "co
 
 # %% [markdown]
 # The columns: how long the step took, how long the host was busy with it, how long the GPU was, and how many kernels it ran.
-# Look at the last two: the compiled step and the recorded ones run **as many kernels in the same time**. All that was gained
+# Look at the last two: the compiled step and the recorded ones run **as many kernels in nearly the same time**. All that was gained
 # is the host's time. The eager row has more kernels because nothing is fused there.
 #
 # `torch.compile` can do all of this by itself, with `mode="reduce-overhead"`: it traces, compiles and records. Why does an engine not
@@ -173,7 +173,8 @@ cgkit.claim([
 # | `x.copy_(new)` | writes new numbers to the old address | ? |
 # | `x = new` | lets the name `x` mean another tensor, elsewhere | ? |
 #
-# **What do you expect?** `scale` is a Python number. Write four rows down before you run the cell.
+# **What do you expect?** `scale` is a Python number. The cell replays four times: at first, after `buffer.copy_(...)`, after
+# `scale = 1000`, and after `buffer = ...`. Write four results down before you run it.
 
 # %%
 buffer = torch.ones(3, device=DEVICE)
@@ -657,6 +658,9 @@ parts[["module", "plan", "full"]].round(1).astype(object).fillna("")
 # - *Input preparation and copies* stay the same on every path: the tokens must get into the buffers.
 # - **full** has one replay and no attention launches, and is the shortest by far.
 #
+# (Part 1 counts less host time: there the inputs lie ready, and it is another recording. `as traced` is the module path with nothing
+# prepared: weights fetched at each step.)
+#
 # ### And does the whole step get faster?
 # Only as far as the host was what the step waited for. Move the batch size. (Where no kernel runs, the picture below the
 # slider shows batch 8.)
@@ -686,8 +690,8 @@ table.round(2)
 
 # %% [markdown]
 # From *compiled* to *PIECEWISE* almost everything is gained. From PIECEWISE to a whole graph comes a little more, the gaps
-# between the pieces. Why are pieces used at all, then? Because a whole graph freezes attention too, and attention depends on
-# more than the number of tokens: notebook 07.
+# between the pieces. (At batch 8 the host was slower than at the others: compare the modes of a row.) Why are pieces used at all, then?
+# Because a whole graph freezes attention too, and attention depends on more than the number of tokens: notebook 07.
 #
 # ## 8 · The next replay overwrites what this one returned
 #
@@ -712,7 +716,8 @@ print("cloned:", [float(value) for value in copied])
 # ### The shared pool, and weak references
 # Graphs that replay one after the other can use the same memory, if no output is needed once the next graph runs. A *strong*
 # reference to an output says "I still need it": its memory stays taken. A *weak* one is a tensor that points at the memory and
-# owns nothing: the pool may lend the memory out again. Two graphs in one pool, the outputs held strongly, then weakly:
+# owns nothing: the pool may lend the memory out again. Two graphs in one pool, the outputs held strongly, then weakly. **What do you
+# expect** of the first output once the second graph was replayed?
 
 # %%
 ones_, twos = torch.ones(1000, device=DEVICE), torch.full((1000,), 2.0, device=DEVICE)
@@ -736,8 +741,8 @@ pd.DataFrame([two_graphs(weak, platform.new_pool()) for weak in (False, True)], 
 # With the weak reference both results lie at one address, and half the memory is in use. The price: the second replay wrote over
 # the first result. That is right as long as whoever needed the first result has used it by then, and in a step it has: piece
 # 2 reads piece 1's output before piece 3 runs. Two rules follow.
-# - All graphs of a pool replay **on one stream**, in the order in which they were recorded. (A stream is a queue of work on
-#   the GPU; two streams run at the same time.)
+# - All graphs of a pool replay **on one stream**, those of one step in the order in which they were recorded, and no other step
+#   in between. (A stream is a queue of work on the GPU; two streams run at the same time.)
 # - Nobody keeps an output past the next replay without copying it.
 #
 # Notebook 08 counts what it saves. In PIECEWISE mode it must not be done too early: while piece 2 is being *recorded* it still has
@@ -745,7 +750,8 @@ pd.DataFrame([two_graphs(weak, platform.new_pool()) for weak in (False, True)], 
 #
 # ## 9 · What capture forbids
 #
-# Recording runs nothing, so there is no result to look at. Whatever needs one *while* recording cannot be recorded:
+# Recording runs nothing, so there is no result to look at. Whatever needs one *while* recording cannot be recorded. **What do you
+# expect**: which of the eight functions below can?
 
 # %%
 def nested():
@@ -810,6 +816,7 @@ check("06-1", ...)
 
 # %% [markdown]
 # ### 06-2 · How many graphs?
+# `FULL_DECODE_ONLY` records whole steps for decode batches and nothing else (notebook 07).
 
 # %%
 question("06-2")

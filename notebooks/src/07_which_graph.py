@@ -232,7 +232,8 @@ strip("FULL_DECODE_ONLY")
 
 # %% [markdown]
 # FULL_DECODE_ONLY is for a server that only decodes (another one reads the prompts): no graphs for mixed batches, and their
-# memory saved. And which is the fastest? Recorded on an H200:
+# memory saved. **What do you expect**: which mode is the fastest, and by how much? Recorded on an H200 (batch 8 on a slower host:
+# compare the modes of a row):
 
 # %%
 headlines = [recordings.load(f"h200-headline-{shape}") for shape in ("opt-125m", "llama-3.2-1b")]
@@ -378,7 +379,7 @@ Picture(comparison.plot())
 # (The stroke in each bar is the cost with the *best* sizes of that list instead of its smallest: most of the loss is gone.)
 # The plan puts its largest size where the largest batches are, and spends the rest where batches are frequent.
 #
-# Move the number of graphs: when does another one stop to pay?
+# Move the number of graphs: from when on does another one no longer pay?
 
 # %%
 budgets = pd.DataFrame([

@@ -230,7 +230,7 @@ by_size.agg(graphs=("name", "size"), growth_bytes=("growth_bytes", "sum"), peak_
 Picture(ledger.plot())
 
 # %% [markdown]
-# By nothing. The first size took all the memory (grey: reserved); each later size needs half of what the one before did
+# By nothing. The first size took all the memory (grey: reserved); each later size needs about half of what the one before did
 # (hatched: allocated at most) and finds it free. This is why engines record **from large to small**.
 #
 # ### What does a size still have of its own?
@@ -371,7 +371,8 @@ Picture(memory_charts.by_largest(pd.DataFrame(curves, index=SIZES), About("tiny-
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 5 · Reserved is not allocated
 #
-# The pool of the 1B shape on the GPU when it was fullest, block by block. Each bar is a segment.
+# The pool of the 1B shape on the GPU when it was fullest, block by block. Each bar is a segment. **What do you expect**: how much of it is
+# still allocated when all is recorded?
 
 # %%
 recordings.picture("h200-memory-segments-llama-3.2-1b", memory_charts.segments, HERE)
@@ -398,8 +399,8 @@ Picture(lives.plot())
 
 # %% [markdown]
 # Blue: from the replay that writes an output to the last piece of the same step that reads it. Pale: nobody needs it any more. A cross: it
-# is overwritten. **No blue bar has a cross in it**, for every order of steps. That is what large to small, weak outputs and the
-# rule of section 2 together guarantee, as long as a step runs to its end before the next begins.
+# is overwritten. **No blue bar has a cross in it**, for every order of steps, and for either order of recording. That is what the rule of
+# section 2 guarantees (an output is owned until its last reader was recorded), as long as a step runs to its end before the next begins.
 #
 # And if it does not? With two streams (two queues on which a GPU works at the same time) nothing keeps a step of one size from
 # running between two pieces of another. The same two pieces as in section 2, and a third graph recorded later, as for another
@@ -598,7 +599,7 @@ pd.DataFrame({"sizes": {k: str(v) for k, v in lists.items()}, "reserved_bytes": 
 #
 # What do both cost? That depends on the traffic. Here: 300 made-up requests (8 a second; prompts of 200 and answers of 100 tokens on average),
 # and how many tokens each step would hold (simulated; notebook 10 serves such traffic). What a step costs, in milliseconds, and what a size
-# takes are those of the 8B shape, recorded on an H200.
+# takes are those of the 8B shape, recorded on an H200. **What do you expect**: which way saves more, and which has more steps without a graph?
 
 # %%
 from cgkit.capturing.sizes import ladder
@@ -617,8 +618,8 @@ saving
 
 # %% [markdown]
 # `captured_steps` is the share of steps that replay a graph; `waste` the share of padding in the tokens that ran. The trimmed list saves most and loses
-# the steps above 8 tokens. Decode steps only: the largest graph is that of 64 tokens, not of 128, and the mean step costs even less than before, because
-# one full graph a step is cheaper than 33 pieces with attention between them.
+# the steps above 8 tokens, one step in fifty here. Decode steps only: the largest graph is that of 64 tokens, not of 128, and the mean step costs
+# even less than before, because one full graph a step is cheaper than 33 pieces with attention between them.
 
 # %%
 whole, trimmed, decode = (saving.iloc[row] for row in range(3))

@@ -76,7 +76,8 @@ pd.set_option("display.width", 200, "display.max_colwidth", 90)
 # all requests that are there into one step. Whoever finishes leaves, whoever arrives joins at the next step. This is **continuous batching**.
 #
 # At most `max_num_seqs` requests run at once: the *seats*. A step may hold at most `max_num_batched_tokens` tokens. A longer prompt is cut and prefilled over several steps (**chunked prefill**), so that the
-# others are not kept waiting.
+# others are not kept waiting. The limit also says up to which size graphs are worth recording: no step is larger. (Here it is 64, and so is the largest
+# recorded size.)
 #
 # A tiny Llama with random weights (what it says is nonsense, how it is served is not), and three ways to run a step: compiled, but without graphs (NONE); each piece recorded, with attention
 # between the pieces (PIECEWISE); and FULL_AND_PIECEWISE, where decode steps have a graph of the whole step.

@@ -15,7 +15,7 @@
 # %% [markdown]
 # # 11 · Bring your own model
 #
-# **The question.** Ten notebooks used models that were made for this road. What has to change in a model of yours, so that it
+# **The question.** Eleven notebooks used models that were made for this road. What has to change in a model of yours, so that it
 # is traced once, split, compiled, recorded and replayed, and how do you find out before it computes nonsense?
 #
 # **Afterwards you can**
@@ -274,8 +274,8 @@ found[["severity", "code", "source", "what", "fix"]]
 
 # %% [markdown]
 # `Branches` fails loudly: the branch asks for a *value* on the CPU, so there is no one graph, and a stream that is
-# being recorded refuses to be waited for. `Counts` traces well and would be recorded. But `seen` is written at every warm-up and at
-# every recording as well, so that it counts something that nobody asked for. That is why cgkit looks for writes by itself.
+# being recorded refuses to be waited for. `Counts` traces well and would be recorded. But `seen` is written at every warm-up as well,
+# so that it counts something that nobody asked for (notebook 09). That is why cgkit looks for writes by itself.
 #
 # The doctor also lists what was *assumed*. A trace is made under conditions (guards), and cgkit checks none of them afterwards,
 # since checking costs time at every step. `would_fail` tries them on a new call. **What do you expect** for seven rows, for
@@ -314,7 +314,8 @@ explained.to_frame()[["piece", "shared_with", "calls_before", "own_kernels", "ex
 # library). If a piece equals an earlier one, `shared_with` says so. Here all three differ: the first has no attention before it,
 # the last none after it. With a third layer, the two in the middle would be the same.
 #
-# And the time. `profile_step` takes any call of yours, and marks cgkit's own pieces in it:
+# And the time. `profile_step` takes any call of yours, and marks cgkit's own pieces in it. **What do you expect** of a model as small as
+# this, compiled and not recorded: for which share of the step is a GPU busy?
 
 # %%
 timeline = cgkit.profile_step(lambda: compiled(x))
