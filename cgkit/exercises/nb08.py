@@ -273,8 +273,7 @@ _MISTAKES: dict[str, Callable[[], PoolSimulator]] = {
     question="""Write the pool's allocator: `reserved(events)` gives back how many bytes it reserved in all.
 
 `events` is a list of pairs: ("a", 1500) asks for a block of 1500 bytes and calls it a; ("a", 0) gives it back.
-The rules of the
-emulated pool:
+The rules of the emulated pool:
 - a request is rounded up to a multiple of 512 bytes;
 - it takes the smallest free block that is large enough; of equal ones that in the earliest segment, there the
   one with the least offset;

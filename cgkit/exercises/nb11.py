@@ -24,11 +24,10 @@ def _config(op: str) -> Any:
 @exercise(
     "11-1",
     question="""
-        Write `predict(layers, sizes)` for a model that calls its own splitting operator once in each of
-    `layers` layers and is
-        recorded at the list `sizes` in mode PIECEWISE: a dictionary with `pieces` (all of them),
-    `capturable` (those that are
-    compiled) and `graphs` (recorded). It is compared with models that are really recorded.
+    Write `predict(layers, sizes)` for a model that calls its own splitting operator once in each of
+    `layers` layers and is recorded at the list `sizes` in mode PIECEWISE: a dictionary with `pieces`
+    (all of them), `capturable` (those that are compiled) and `graphs` (recorded). It is compared with
+    models that are really recorded.
     """,
     hints=(
         "Every cut adds two pieces: the operator itself, and what follows it.",
@@ -145,11 +144,10 @@ def repair_branch(answer: type[nn.Module]) -> Verdict:
 @exercise(
     "11-3",
     question="""
-        A model adds to each batch how often it was called before: `self.seen += 1; return x + self.seen`.
-    Under recorded graphs
-        warm-ups and recordings count too. Give a class whose `forward(self, x, seen)` takes the count as a
-    tensor of one number
-    and returns `(x + new_seen, new_seen)`, with nothing written in place; the caller carries the count.
+    A model adds to each batch how often it was called before: `self.seen += 1; return x + self.seen`.
+    Under recorded graphs warm-ups count too. Give a class whose `forward(self, x, seen)` takes the
+    count as a tensor of one number and returns `(x + new_seen, new_seen)`, with nothing written in
+    place; the caller carries the count.
     """,
     hints=(
         "`new_seen = seen + 1` makes a new tensor; `seen += 1` writes into the caller's.",
@@ -184,12 +182,10 @@ def carry_count(answer: type[nn.Module]) -> Verdict:
 @exercise(
     "11-4",
     question="""
-        Build one. Register an operator `course11::running_mean` that fills `output` (same shape as `x`)
-    with the mean of the rows
-        up to and with each row, and give a class, decorated with `cgkit.support_torch_compile`, whose
-    `forward(self, x)` returns
-        `2 * running_mean(x + 1)`. It is split at the operator, recorded at 1, 2, 4 and 8 rows, and replayed
-    at sizes that need padding.
+    Build one. Register an operator `course11::running_mean` that fills `output` (same shape as `x`)
+    with the mean of the rows up to and with each row, and give a class, decorated with
+    `cgkit.support_torch_compile`, whose `forward(self, x)` returns `2 * running_mean(x + 1)`. It is
+    split at the operator, recorded at 1, 2, 4 and 8 rows, and replayed at sizes that need padding.
     """,
     hints=(
         "`cgkit.register_op('running_mean', function, mutates_args=['output'], namespace='course11')`.",

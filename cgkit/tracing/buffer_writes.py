@@ -2,7 +2,7 @@
 
 Implements the article's "哪些代码写在 CUDA Graph 下会出事" (which code goes wrong under CUDA graphs): a
 replay runs no Python, so an attribute that forward assigns is assigned once and never again; and a
-tensor that forward changes in place is changed by every warm-up and every recording as well.
+tensor that forward changes in place is changed by every warm-up as well.
 
 The article's check (``"update" in co_names``) is :func:`article_check`; ``exhibit.py`` shows what it
 misses and where it fires for nothing. Ours looks at what is really written: assignments are read
@@ -69,7 +69,7 @@ def raise_on_buffer_writes(traced: TracedGraph) -> None:
     listed = "\n  ".join(str(write) for write in writes)
     raise BufferWriteError(
         f"{traced.model_name}.forward writes tensors that it keeps, which a recorded graph cannot do right: "
-        f"Python does not run at a replay, and warm-ups and recordings write as well.\n  {listed}\n"
+        f"Python does not run at a replay, and warm-ups write as well.\n  {listed}\n"
         "Return the value instead; or write it through an operator that declares what it mutates "
         f"(cgkit.register_op); or switch graphs off (cudagraph_mode='NONE').\n"
         f"The compiled forward ({how}):\n{text}"

@@ -868,9 +868,8 @@ else:
 # %% [markdown]
 # Mind what is compared. The article's numbers are the autotuner's own. By torch's source it empties the GPU's cache before each call
 # and takes the time between two events, so where the CPU needs longer to launch than the GPU to run, that is in it (notebook 01).
-# This is the likelier reason why it finds several times what the first picture has for cuBLAS, and not a cache that keeps the weights,
-# as the next cards say. In the first picture each call stands in a CUDA graph, with other weights each time, as in a decode step. There
-# what was tuned takes 1.06 of the general time at the median: nothing is gained.
+# This is the likelier reason why it finds several times what the first picture has for cuBLAS. In that picture each call
+# stands in a CUDA graph, with other weights each time, as in a decode step. There what was tuned takes 1.06 of the general time at the median: nothing is gained.
 
 # %%
 if static is not None and tried is not None:
@@ -883,15 +882,15 @@ if static is not None and tried is not None:
                 "measured": f"{where}, as the autotuner times them: Triton {fastest['Triton']:.4f} ms, cuBLAS "
                 f"{fastest['ATen']:.4f} ms; with other weights in each call {us['static, tuned']:.2f} and {us['cuBLAS']:.2f} us",
                 "outcome": abs(fastest["Triton"] / 0.0130 - 1) < 0.1 and abs(fastest["ATen"] / 0.0160 - 1) < 0.1,
-                "why": "Another GPU, and times that depend on where the weights lie: the order is as the document has it only "
-                "while the weights stay in the cache.",
+                "why": "Another GPU, and another way to take the time: the autotuner empties the cache before a call and times it "
+                "alone, with what launching it adds.",
             },
             {
                 "id": "static-autotune-gain",
                 "measured": f"{where}: {1 - fastest['Triton'] / fastest['ATen']:+.0%} in the autotuner, {gain:+.0%} "
                 "with other weights in each call, as in a decode step",
                 "outcome": abs(gain - 0.19) < 0.05,
-                "why": "The gain is one of the cache. A decode step reads each weight once.",
+                "why": "What is faster when timed alone is not faster in a graph, among other calls, as in a decode step.",
             },
             {
                 "id": "static-autotune-candidates",

@@ -200,7 +200,7 @@ apart_by.to_frame("replay - Python, by step")
 cgkit.claim([
     dict(id="wrong-buffer-write", measured=f"no error, and off by {apart_by['Counts']} (written in place), "
          f"{apart_by['Remembers']} (another tensor put there)", outcome=any(apart_by["Counts"]) and any(apart_by["Remembers"]),
-         why="In place: warm-ups and recordings write as well. Assigned: a replay does not assign."),
+         why="In place: warm-ups write as well. Assigned: a replay does not assign."),
     dict(id="wrong-cpu-absent", measured=f"{replays} replays, and forward ran {python_ran} times in all",
          outcome=python_ran == 2),
 ])

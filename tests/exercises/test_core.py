@@ -211,3 +211,16 @@ def test_outside_of_the_main_thread_there_is_no_limit_but_an_answer(four):
 
 def test_an_answer_that_leaves_python_is_wrong(four):
     assert "SystemExit" in exercises.check("98-1", lambda x: sys.exit(x)).say
+
+
+def test_only_code_is_indented_in_a_question():
+    """A line set in reads as code; one in the middle of a sentence is a slip of folding."""
+    for notebook in range(12):
+        core._load(f"{notebook:02d}")
+    assert len(core._registry) >= 36
+    for id in core._registry:
+        lines = exercises.question(id).splitlines()
+        for before, line in zip(["", *lines], lines):
+            code = line.startswith("    ") and (before.startswith("    ") or not before.strip())
+            in_list = line.startswith("  ") and before.startswith(("- ", "  "))
+            assert code or in_list or not line.startswith(" "), (id, line)

@@ -28,8 +28,8 @@ def written(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "buffer-write",
                 "error" if patient.config.mode else "warning",
-                f"forward writes {write.name} ({write.how}): Python does not run at a replay, and warm-ups and "
-                "recordings write as well",
+                f"forward writes {write.name} ({write.how}): Python does not run at a replay, and warm-ups "
+                "write as well",
                 _FIX,
                 again="cgkit.trace(model, *example_inputs, check_buffer_writes=True)",
                 **where,  # type: ignore[arg-type]
