@@ -44,6 +44,7 @@ def silent(frame: pd.DataFrame, about: About | None = None, *, xlabel: str = "st
         ax.set_xticks(rows["step"])
         ax.set_ylim(0)
         ax.grid(axis="y")
+    panels[0].set_ylabel("the step's result")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, ncols=2, loc="outside lower left")
     heading = figure.suptitle(

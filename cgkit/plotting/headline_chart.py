@@ -159,7 +159,7 @@ def _handles(frame: pd.DataFrame) -> list[Any]:
         label = "floor: weight bytes over copy bandwidth"
         handles.append(Line2D([], [], color=_FLOOR, linewidth=1.1, linestyle=(0, (4, 2)), label=label))
     if "twin_ms" in frame and frame["twin_ms"].notna().any():
-        label = "* in a process of its own: × by way of FULL_AND_PIECEWISE in both"
+        label = "* own process: × by way of FULL_AND_PIECEWISE"
         handles.append(Line2D([], [], linestyle="none", label=label))
     return handles
 

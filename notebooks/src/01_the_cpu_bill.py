@@ -447,7 +447,9 @@ def show(batch=1):
 ipywidgets.interact(show, batch=sorted(measured["batch"].unique().tolist()));
 
 # %%
-crossing = Crossover.from_facts(recordings.load("h200-crossover-llama-3.2-1b"))
+crossing = Crossover.from_facts(
+    recordings.load("h200-crossover-llama-3.2-1b"), recorded=recordings.about("h200-crossover-llama-3.2-1b").recorded
+)
 Picture(crossing.plot())
 
 # %% [markdown]

@@ -63,7 +63,7 @@ def test_a_ratio_that_is_not_that_of_the_two_times_says_why():
     ax = headline_chart.headline(pd.concat([one, alone]))  # as they were read: indices repeat
     assert "2.00  6.7×*" in [text.get_text() for text in ax.texts]
     legend = [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
-    assert "* in a process of its own: × by way of FULL_AND_PIECEWISE in both" in legend
+    assert "* own process: × by way of FULL_AND_PIECEWISE" in legend
     assert not any(
         "*" in text.get_text() for text in headline_chart.headline(one).get_figure().legends[0].get_texts()
     )
