@@ -96,7 +96,7 @@ def _main(order: str) -> None:
         if order == "before":
             _trees(x, weight)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        had = set(_blocks())
+        had = _used()
         with torch.cuda.stream(stream):
             x @ weight  # cuBLAS makes its workspace for this stream, outside of the graph's pool
         torch.cuda.synchronize()
@@ -130,10 +130,16 @@ def _blocks() -> dict[tuple[int, int, int], bool]:
     return blocks
 
 
+def _used() -> set[tuple[int, int, int]]:
+    """The blocks that are in use."""
+    return {place for place, used in _blocks().items() if used}
+
+
 def _workspace(had: set[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """The block that is there and was not among ``had``."""
-    for place in _blocks():
-        if place not in had and place[1] >= _SMALLEST_WORKSPACE:
+    """The block that is in use now and was not among ``had``. What the product's own result lay in is new as well, free
+    again, and no smaller: a whole segment."""
+    for place in sorted(_used() - had):
+        if place[1] >= _SMALLEST_WORKSPACE:
             return place
     raise CgkitError("no workspace of cuBLAS was found among the allocator's new blocks")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cgkit.errors import CgkitError
-from cgkit.hazards import loading
+from cgkit.hazards import loading, trees
 from cgkit.hazards.trees import replay_beside_trees
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -25,6 +25,37 @@ def test_trees_say_what_they_need():
     if not torch.cuda.is_available():
         with pytest.raises(CgkitError, match="need a GPU"):
             replay_beside_trees("between")
+
+
+def test_the_workspace_is_a_block_in_use_and_not_what_the_products_result_left(monkeypatch):
+    """The product's result lay in a segment of its own stream: as new as the workspace, and free again."""
+    mib = 1 << 20
+
+    def segment(address, stream, *blocks):
+        blocks = [{"size": size, "state": state} for size, state in blocks]
+        return {"address": address, "stream": stream, "blocks": blocks}
+
+    operands = segment(0, 0, (mib, "active_allocated"), (mib, "inactive"))
+    left = segment(4 * mib, 1, (2 * mib, "inactive"))
+    used = segment(8 * mib, 1, (2 * mib, "active_allocated"))
+    cleared = segment(8 * mib, 1, (2 * mib, "inactive"))
+    taken = segment(8 * mib, 0, (mib, "active_allocated"), (mib, "inactive"))
+
+    def seen(*segments):
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: list(segments))
+
+    seen(operands)
+    had = trees._used()
+    seen(operands, left, used)
+    workspace = trees._workspace(had)
+    assert workspace == (8 * mib, 2 * mib, 1) and trees._state(workspace) == "held"
+    states = []
+    for now in ([used], [left, cleared], [taken], [operands]):
+        seen(*now)
+        states.append(trees._state(workspace))
+    assert states == ["held", "free", "somebody else's", "given back"]
+    with pytest.raises(CgkitError, match="no workspace"):
+        trees._workspace(had)
 
 
 @pytest.mark.gpu
