@@ -81,6 +81,13 @@ class WithSize(nn.Module):
         return attention(x), x.shape[0]
 
 
+@support_torch_compile
+class Capacity(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = attention(x)
+        return x, x.new_zeros((x.shape[0] + 3) // 4, 2)  # as experts that choose their tokens do
+
+
 def build(cls: type[nn.Module], *example: Any, record: bool = True, **changes: Any) -> nn.Module:
     settings = {
         "splitting_ops": ["silently::triple"],
@@ -181,8 +188,12 @@ def test_a_write_into_an_argument_reaches_the_caller(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_that_hold_padding_in_disguise(mode: str) -> None:
     x = torch.randn(4, 2)
-    for cls, named in ((Flat, "dimension 0 of output is"), (WithSize, r"output\[1\] is the number")):
-        model = build(cls, x, cudagraph_mode=mode)
+    for cls, named in (
+        (Flat, "dimension 0 of output is"),
+        (WithSize, r"output\[1\] is the number"),
+        (Capacity, r"dimension 0 of output\[1\] is"),
+    ):
+        model = build(cls, x, cudagraph_mode=mode, cudagraph_capture_sizes=[1, 2, 4, 8])
         with pytest.raises(ReplayError, match=named):
             model(x[:3])
         torch.testing.assert_close(model(x), eager(model, x))  # a recorded size needs no cut
