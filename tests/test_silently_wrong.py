@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 import threading
+import types
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import cgkit
 from cgkit import CompilationConfig, compiled_model, register_op, set_forward_context, support_torch_compile
@@ -88,6 +91,38 @@ class Capacity(nn.Module):
         return x, x.new_zeros((x.shape[0] + 3) // 4, 2)  # as experts that choose their tokens do
 
 
+class Activation(enum.Enum):
+    RELU = 1
+    TANH = 2
+
+
+class Doubled:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Tripled(Doubled):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@support_torch_compile
+class Choosing(nn.Module):
+    def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+        if isinstance(how, dict):
+            for factor in how.values():
+                x = (x + 1) * factor
+        elif isinstance(how, Activation):
+            x = x.relu() if how is Activation.RELU else x.tanh()
+        elif isinstance(how, set):
+            x = x + 1 if "plus" in how else x - 1
+        elif isinstance(how, types.SimpleNamespace):
+            x = x + 1 if hasattr(how, "plus") else x - 1
+        else:
+            x = how(x)
+        return attention(x)
+
+
 def build(cls: type[nn.Module], *example: Any, record: bool = True, **changes: Any) -> nn.Module:
     settings = {
         "splitting_ops": ["silently::triple"],
@@ -132,6 +167,36 @@ def test_what_lies_inside_of_an_argument_is_checked(record: bool, change: dict, 
     with pytest.raises(TraceError, match=r"pair\[0\] was 2"):
         model(x, Between(x), (9, 3))
     torch.testing.assert_close(model(x, Between(x), (2, 9)), eager(model, x, Between(x)))  # not read: free
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize(
+    ("first", "like", "other", "named"),
+    [
+        (Activation.RELU, Activation.RELU, Activation.TANH, r"how was <Activation.RELU: 1> then"),
+        ({"a": 2, "b": 3}, {"a": 2, "b": 3}, {"b": 3, "a": 2}, r"tuple\(how\) was \('a', 'b'\)"),
+        ({"a": 2}, {"a": 2}, {"a": 2, "b": 3}, r"tuple\(how\) was \('a',\)"),
+        ({"plus"}, {"plus"}, {"minus"}, r"how was frozenset"),
+        (
+            types.SimpleNamespace(),
+            types.SimpleNamespace(),
+            types.SimpleNamespace(plus=1),
+            r"hasattr\(how, 'plus'\)",
+        ),
+        (torch.relu, torch.relu, torch.tanh, r"how was <built-in"),
+        (functional.relu, functional.relu, functional.silu, r"how\.__code__"),
+        (Doubled(), Doubled(), Tripled(), r"type\(how\)"),
+    ],
+    ids=["enum", "order", "keys", "set", "hasattr", "builtin", "function", "class"],
+)
+def test_what_forward_chooses_by_is_checked(
+    record: bool, first: Any, like: Any, other: Any, named: str
+) -> None:
+    x = torch.randn(3, 2)
+    model = build(Choosing, x, first, record=record)
+    torch.testing.assert_close(model(x, like), eager(model, x, like))
+    with pytest.raises(TraceError, match=named):
+        model(x, other)
 
 
 @pytest.mark.parametrize("other", [torch.float64, torch.int32])

@@ -13,13 +13,26 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 
 Guard = tuple[str, str, Any]
 CONSTANTS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, enum.Enum)
+#: Further values that say by ``==`` whether they are the same; a function or a class is equal to itself only.
+_COMPARED = (
+    *CONSTANTS,
+    complex,
+    set,
+    frozenset,
+    torch.layout,
+    torch.memory_format,
+    type,
+    BuiltinFunctionType,
+)
 _FACTS_OF_TENSOR = ("{}.dtype", "{}.is_cuda", "{}.dim()")
+_CALLED = {"type": type, "len": len, "tuple": tuple, "hasattr": hasattr}  # by the texts of facts
 
 
 class Like:
@@ -35,7 +48,7 @@ class Like:
         self.texts = tuple(found)
         self.expected = tuple(found.values())
         body = "".join(text.format("v") + ", " for text in self.texts)
-        scope = {"__builtins__": {}, "type": type, "len": len}
+        scope = {"__builtins__": {}, **_CALLED}
         self.look: Callable[[Any], tuple[Any, ...]] = eval(f"lambda v: ({body})", scope)  # our own text
 
     def fits(self, value: Any) -> bool:
@@ -47,7 +60,7 @@ class Like:
 
     def difference(self, label: str, value: Any) -> tuple[str, Any, Any]:
         """(what, as traced, as it is now) of the first thing that differs."""
-        scope = {"__builtins__": {}, "type": type, "len": len, "v": value}
+        scope = {"__builtins__": {}, **_CALLED, "v": value}
         for text, expected in zip(self.texts, self.expected):
             try:
                 now = eval(text.format("v"), scope)
@@ -94,11 +107,25 @@ def _facts(argument: Any, text: str, kind: str, key: Any) -> list[tuple[str, Any
         return []
     if kind == "SEQUENCE_LENGTH" and hasattr(value, "__len__"):
         return [(f"len({text})", len(value))]
-    if kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS") and isinstance(key, (str, int)):
+    if kind.endswith("_CONTAINS") and isinstance(key, (str, int)):
         return [(f"({key!r} in {text})", key in value)]
-    if kind.endswith("_MATCH") and isinstance(value, CONSTANTS) and text != "{}":
-        return [(f"type({text})", type(value)), (text, value)]
+    if kind == "HASATTR" and isinstance(key, str):
+        return [(f"hasattr({text}, {key!r})", hasattr(value, key))]
+    if kind == "DICT_KEYS_MATCH":  # only where forward goes through them: then their order counts
+        return [(f"tuple({text})", tuple(value))]
+    if kind.endswith("_MATCH"):
+        return _facts_of_value(value, text, kind)
     return []
+
+
+def _facts_of_value(value: Any, text: str, kind: str) -> list[tuple[str, Any]]:
+    """That ``value`` is this one, or of this type."""
+    if isinstance(value, FunctionType):  # as Dynamo: a lambda that is made anew at each call is the same
+        return [(f"{text}.__code__", value.__code__)]
+    if isinstance(value, _COMPARED):
+        kept = frozenset(value) if isinstance(value, set) else value  # the caller may change it later
+        return [(f"type({text})", type(value)), (text, kept)]
+    return [(f"type({text})", type(value))] if kind == "TYPE_MATCH" else []
 
 
 def _place(signature: Signature, source: str) -> tuple[str, str] | None:
