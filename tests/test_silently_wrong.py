@@ -16,7 +16,14 @@ from torch.nn import functional
 
 import cgkit
 from cgkit import CompilationConfig, compiled_model, register_op, set_forward_context, support_torch_compile
-from cgkit.errors import CaptureError, ConfigError, MovedInputError, ReplayError, ServingError, TraceError
+from cgkit.errors import (
+    CaptureError,
+    ConfigError,
+    MovedInputError,
+    ReplayError,
+    ServingError,
+    TraceError,
+)
 
 MODES = ["PIECEWISE", "FULL"]
 
@@ -197,6 +204,20 @@ def test_what_forward_chooses_by_is_checked(
     torch.testing.assert_close(model(x, like), eager(model, x, like))
     with pytest.raises(TraceError, match=named):
         model(x, other)
+
+
+def test_keys_with_braces_are_checked_like_others() -> None:
+    @support_torch_compile(dynamic_arg_dims={"batch": 0})
+    class Keyed(nn.Module):
+        def forward(self, batch: dict) -> torch.Tensor:
+            return attention(batch["{}"]) * (batch["{n}"] if "a{" in batch else 1)
+
+    x = torch.ones(3, 2)
+    model = build(Keyed, {"{}": x, "{n}": 2, "a{": 0}, record=False)
+    assert torch.equal(model({"{}": x, "{n}": 2, "a{": 0}), x * 6)
+    for other, named in (({"{n}": 3, "a{": 0}, "was 2 then and is 3"), ({"{n}": 2}, "'a{'")):
+        with pytest.raises(TraceError, match=named):
+            model({"{}": x, **other})
 
 
 @pytest.mark.parametrize("other", [torch.float64, torch.int32])

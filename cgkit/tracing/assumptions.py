@@ -31,14 +31,15 @@ _COMPARED = (
     type,
     BuiltinFunctionType,
 )
-_FACTS_OF_TENSOR = ("{}.dtype", "{}.is_cuda", "{}.dim()")
+_HERE = "\0"  # stands for the argument in a fact's text: no name and no key's repr can hold it
+_FACTS_OF_TENSOR = (f"{_HERE}.dtype", f"{_HERE}.is_cuda", f"{_HERE}.dim()")
 _CALLED = {"type": type, "len": len, "tuple": tuple, "hasattr": hasattr}  # by the texts of facts
 
 
 class Like:
     """What a later argument must have in common with the first one, as (text, value) pairs.
 
-    ``look(argument) == expected`` is the whole check; ``{}`` in a text stands for the argument.
+    ``look(argument) == expected`` is the whole check; :data:`_HERE` in a text stands for the argument.
     """
 
     __slots__ = ("expected", "look", "texts")
@@ -47,7 +48,7 @@ class Like:
         found = dict(facts)
         self.texts = tuple(found)
         self.expected = tuple(found.values())
-        body = "".join(text.format("v") + ", " for text in self.texts)
+        body = "".join(text.replace(_HERE, "v") + ", " for text in self.texts)
         scope = {"__builtins__": {}, **_CALLED}
         self.look: Callable[[Any], tuple[Any, ...]] = eval(f"lambda v: ({body})", scope)  # our own text
 
@@ -63,11 +64,11 @@ class Like:
         scope = {"__builtins__": {}, **_CALLED, "v": value}
         for text, expected in zip(self.texts, self.expected):
             try:
-                now = eval(text.format("v"), scope)
+                now = eval(text.replace(_HERE, "v"), scope)
             except (AttributeError, LookupError, TypeError) as error:
                 now = f"not there ({error})"
             if now != expected:
-                return text.format(label), expected, now
+                return text.replace(_HERE, label), expected, now
         raise AssertionError("nothing differs")  # the caller compared before
 
 
@@ -88,21 +89,21 @@ def assumptions(
             label, path = place
             static = [(f".shape[{d}]", int(n)) for d, n in enumerate(entry.shape) if n.isdecimal()]
             of_tensor = [entry.dtype, entry.device.type == "cuda", len(entry.shape)]
-            known = [(text.format("{}" + path), value) for text, value in zip(_FACTS_OF_TENSOR, of_tensor)]
-            facts.setdefault(label, []).extend(known + [("{}" + path + dim, n) for dim, n in static])
+            known = [
+                (text.replace(_HERE, _HERE + path), value) for text, value in zip(_FACTS_OF_TENSOR, of_tensor)
+            ]
+            facts.setdefault(label, []).extend(known + [(_HERE + path + dim, n) for dim, n in static])
     for source, kind, key in guards:
         place = _place(signature, source)
         if place is not None and place[0] in values:
-            facts.setdefault(place[0], []).extend(_facts(values[place[0]], "{}" + place[1], kind, key))
+            facts.setdefault(place[0], []).extend(_facts(values[place[0]], _HERE + place[1], kind, key))
     return {label: Like(found) for label, found in facts.items() if found}
 
 
 def _facts(argument: Any, text: str, kind: str, key: Any) -> list[tuple[str, Any]]:
     """What the guard ``kind`` at ``text`` (inside of the argument) says."""
-    if text.count("{") != text.count("{}"):  # a key with a brace in it: not ours to format
-        return []
     try:
-        value = eval(text.format("v"), {"__builtins__": {}, "v": argument})  # Dynamo's text
+        value = eval(text.replace(_HERE, "v"), {"__builtins__": {}, "v": argument})  # Dynamo's text
     except Exception:  # sources of values that the first call does not show (iterators, closures)
         return []
     if kind == "SEQUENCE_LENGTH" and hasattr(value, "__len__"):
