@@ -22,6 +22,7 @@ from cgkit.errors import (
     MovedInputError,
     ReplayError,
     ServingError,
+    SplitError,
     TraceError,
 )
 
@@ -242,6 +243,48 @@ def test_modes_of_the_trace_stay() -> None:
     two.eval()  # nothing in it asks
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TraceError, match="autocast was off"):
         two(torch.ones(4, 3), torch.ones(4, 3))
+
+
+@support_torch_compile
+class Casting(nn.Module):
+    def __init__(self, around: bool = True) -> None:
+        super().__init__()
+        self.linear, self.around = nn.Linear(2, 2), around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.around:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(attention(self.linear(x)))
+        return self.linear(attention(self.linear(x)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_recorded_and_called_under_autocast(mode: str, compiler: str) -> None:
+    x = torch.randn(4, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        model = Casting(
+            around=False,
+            compilation_config=CompilationConfig(
+                splitting_ops=["silently::triple"], compiler=compiler, cudagraph_mode=mode
+            ),
+        )
+        model(x)
+        cgkit.capture_model(model, [2, 4])
+        torch.testing.assert_close(model(x[:3]), eager(model, x[:3]))
+
+
+def test_a_region_of_autocast_is_not_cut() -> None:
+    with pytest.raises(
+        SplitError, match=r"(?s)autocast around .*test_silently_wrong.py:\d+.*beyond a cut \(silently::tr"
+    ):
+        build(Casting, torch.randn(4, 2))
+    assert not torch.is_autocast_enabled("cpu")
+    uncut = CompilationConfig(level=2, compiler="eager", cudagraph_mode="FULL")
+    model, x = Casting(compilation_config=uncut), torch.randn(4, 2)
+    model(x)
+    cgkit.capture_model(model, [2, 4])
+    torch.testing.assert_close(model(x[:3]), eager(model, x[:3]))
 
 
 @pytest.mark.parametrize("mode", MODES)
