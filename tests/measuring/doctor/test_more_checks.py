@@ -312,6 +312,18 @@ def test_a_model_that_sets_a_mode_is_right_and_the_mode_does_not_outlive_the_rep
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_memory_that_nobody_wrote_yet_is_not_what_mixes_the_rows():
+    class Filled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            torch.ops.doctor_test.attention_into(x, out)
+            return out - out.mean(0)  # mixes
+
+    kept = [torch.full((64,), float(n)) for n in range(99)]  # memory with other contents, soon free
+    del kept
+    assert sights(Filled, "mixed_rows", X)[0] == [("mixed-rows", "error", line_of(Filled, "# mixes"))]
+
+
 def test_a_parameter_that_forward_writes_is_put_back_and_is_the_only_finding():
     class WritesParameter(InAutocast):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
