@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from torch import fx
 
-from cgkit.errors import SplitError
+from cgkit.errors import CutRegionError
 from cgkit.splitting.assign import Assignment
 from cgkit.tracing.frames import user_line
 
 
 def refuse_cut_regions(graph: fx.Graph, assignment: Assignment, splitting_ops: tuple[str, ...]) -> None:
-    """Raises SplitError if a region is entered in one piece and left in another."""
+    """Raises CutRegionError if a region is entered in one piece and left in another."""
     for node in graph.nodes:
         if not _called(node).startswith("_enter_"):
             continue
         leaving = [user for user in node.users if _called(user).startswith("_exit_")]
         if any(assignment.piece_of[user] != assignment.piece_of[node] for user in leaving):
-            raise SplitError(_told(node, splitting_ops))
+            raise CutRegionError(_told(node, splitting_ops))
 
 
 def _called(node: fx.Node) -> str:
@@ -33,7 +33,7 @@ def _told(node: fx.Node, splitting_ops: tuple[str, ...]) -> str:
     while user_line(inside) is None and inside.op != "output":
         inside = inside.next
     frame = user_line(inside)
-    where = f" around {frame[0]}:{frame[1]}\n      {frame[2]}\n" if frame else " "
+    where = f" that holds\n  at {frame[0]}:{frame[1]}\n      {frame[2]}\n" if frame else " "
     return (
         f"the region of {mode}{where}goes on beyond a cut ({', '.join(splitting_ops)}), and each piece runs by itself: "
         "the mode would stay on after one piece and be missing in the next. Leave the region before the splitting "
