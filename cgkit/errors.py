@@ -28,6 +28,10 @@ class SplitError(CgkitError, ValueError):
     """The graph cannot be cut as asked (for instance an operator that it does not hold)."""
 
 
+class CutRegionError(SplitError):
+    """A cut would take a region of a mode (autocast) apart."""
+
+
 class CompileError(CgkitError, RuntimeError):
     """A piece could not be compiled."""
 

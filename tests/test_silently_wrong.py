@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 import threading
+import types
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import cgkit
 from cgkit import CompilationConfig, compiled_model, register_op, set_forward_context, support_torch_compile
-from cgkit.errors import CaptureError, ConfigError, MovedInputError, ReplayError, ServingError, TraceError
+from cgkit.errors import (
+    CaptureError,
+    ConfigError,
+    MovedInputError,
+    ReplayError,
+    ServingError,
+    SplitError,
+    TraceError,
+)
 
 MODES = ["PIECEWISE", "FULL"]
 
@@ -81,6 +92,45 @@ class WithSize(nn.Module):
         return attention(x), x.shape[0]
 
 
+@support_torch_compile
+class Capacity(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = attention(x)
+        return x, x.new_zeros((x.shape[0] + 3) // 4, 2)  # as experts that choose their tokens do
+
+
+class Activation(enum.Enum):
+    RELU = 1
+    TANH = 2
+
+
+class Doubled:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Tripled(Doubled):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@support_torch_compile
+class Choosing(nn.Module):
+    def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+        if isinstance(how, dict):
+            for factor in how.values():
+                x = (x + 1) * factor
+        elif isinstance(how, Activation):
+            x = x.relu() if how is Activation.RELU else x.tanh()
+        elif isinstance(how, set):
+            x = x + 1 if "plus" in how else x - 1
+        elif isinstance(how, types.SimpleNamespace):
+            x = x + 1 if hasattr(how, "plus") else x - 1
+        else:
+            x = how(x)
+        return attention(x)
+
+
 def build(cls: type[nn.Module], *example: Any, record: bool = True, **changes: Any) -> nn.Module:
     settings = {
         "splitting_ops": ["silently::triple"],
@@ -127,6 +177,50 @@ def test_what_lies_inside_of_an_argument_is_checked(record: bool, change: dict, 
     torch.testing.assert_close(model(x, Between(x), (2, 9)), eager(model, x, Between(x)))  # not read: free
 
 
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize(
+    ("first", "like", "other", "named"),
+    [
+        (Activation.RELU, Activation.RELU, Activation.TANH, r"how was <Activation.RELU: 1> then"),
+        ({"a": 2, "b": 3}, {"a": 2, "b": 3}, {"b": 3, "a": 2}, r"tuple\(how\) was \('a', 'b'\)"),
+        ({"a": 2}, {"a": 2}, {"a": 2, "b": 3}, r"tuple\(how\) was \('a',\)"),
+        ({"plus"}, {"plus"}, {"minus"}, r"how was frozenset"),
+        (
+            types.SimpleNamespace(),
+            types.SimpleNamespace(),
+            types.SimpleNamespace(plus=1),
+            r"hasattr\(how, 'plus'\)",
+        ),
+        (torch.relu, torch.relu, torch.tanh, r"how was <built-in"),
+        (functional.relu, functional.relu, functional.silu, r"how\.__code__"),
+        (Doubled(), Doubled(), Tripled(), r"type\(how\)"),
+    ],
+    ids=["enum", "order", "keys", "set", "hasattr", "builtin", "function", "class"],
+)
+def test_what_forward_chooses_by_is_checked(
+    record: bool, first: Any, like: Any, other: Any, named: str
+) -> None:
+    x = torch.randn(3, 2)
+    model = build(Choosing, x, first, record=record)
+    torch.testing.assert_close(model(x, like), eager(model, x, like))
+    with pytest.raises(TraceError, match=named):
+        model(x, other)
+
+
+def test_keys_with_braces_are_checked_like_others() -> None:
+    @support_torch_compile(dynamic_arg_dims={"batch": 0})
+    class Keyed(nn.Module):
+        def forward(self, batch: dict) -> torch.Tensor:
+            return attention(batch["{}"]) * (batch["{n}"] if "a{" in batch else 1)
+
+    x = torch.ones(3, 2)
+    model = build(Keyed, {"{}": x, "{n}": 2, "a{": 0}, record=False)
+    assert torch.equal(model({"{}": x, "{n}": 2, "a{": 0}), x * 6)
+    for other, named in (({"{n}": 3, "a{": 0}, "was 2 then and is 3"), ({"{n}": 2}, "'a{'")):
+        with pytest.raises(TraceError, match=named):
+            model({"{}": x, **other})
+
+
 @pytest.mark.parametrize("other", [torch.float64, torch.int32])
 def test_compiled_code_does_not_read_another_dtype_as_its_own(other: torch.dtype) -> None:
     x = torch.ones(4, 3)
@@ -149,6 +243,49 @@ def test_modes_of_the_trace_stay() -> None:
     two.eval()  # nothing in it asks
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TraceError, match="autocast was off"):
         two(torch.ones(4, 3), torch.ones(4, 3))
+
+
+@support_torch_compile
+class Casting(nn.Module):
+    def __init__(self, around: bool = True) -> None:
+        super().__init__()
+        self.linear, self.around = nn.Linear(2, 2), around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.around:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(attention(self.linear(x)))
+        return self.linear(attention(self.linear(x)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_recorded_and_called_under_autocast(mode: str, compiler: str) -> None:
+    x = torch.randn(4, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        model = Casting(
+            around=False,
+            compilation_config=CompilationConfig(
+                splitting_ops=["silently::triple"], compiler=compiler, cudagraph_mode=mode
+            ),
+        )
+        model(x)
+        cgkit.capture_model(model, [2, 4])
+        torch.testing.assert_close(model(x[:3]), eager(model, x[:3]))
+
+
+def test_a_region_of_autocast_is_not_cut() -> None:
+    with pytest.raises(
+        SplitError,
+        match=r"(?s)autocast that holds\n  at .*test_silently_wrong.py:\d+.*beyond a cut \(silently::tr",
+    ):
+        build(Casting, torch.randn(4, 2))
+    assert not torch.is_autocast_enabled("cpu")
+    uncut = CompilationConfig(level=2, compiler="eager", cudagraph_mode="FULL")
+    model, x = Casting(compilation_config=uncut), torch.randn(4, 2)
+    model(x)
+    cgkit.capture_model(model, [2, 4])
+    torch.testing.assert_close(model(x[:3]), eager(model, x[:3]))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -181,8 +318,12 @@ def test_a_write_into_an_argument_reaches_the_caller(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_that_hold_padding_in_disguise(mode: str) -> None:
     x = torch.randn(4, 2)
-    for cls, named in ((Flat, "dimension 0 of output is"), (WithSize, r"output\[1\] is the number")):
-        model = build(cls, x, cudagraph_mode=mode)
+    for cls, named in (
+        (Flat, "dimension 0 of output is"),
+        (WithSize, r"output\[1\] is the number"),
+        (Capacity, r"dimension 0 of output\[1\] is"),
+    ):
+        model = build(cls, x, cudagraph_mode=mode, cudagraph_capture_sizes=[1, 2, 4, 8])
         with pytest.raises(ReplayError, match=named):
             model(x[:3])
         torch.testing.assert_close(model(x), eager(model, x))  # a recorded size needs no cut

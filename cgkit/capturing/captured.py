@@ -304,9 +304,16 @@ class CapturedGraphs(Shown):
 
     def _find_uncuttable(self) -> str:
         """The output that changes with the token count otherwise than by having a row a token, or ""."""
-        (n, one), (m, other) = list(self._shapes.items())[-2:]
-        for path, shape in one.items():
-            for dim, (a, b) in enumerate(zip(shape, other.get(path, ()))):
+        m = next(reversed(self._shapes))
+        for n in self._shapes:  # every size: what is rounded up is alike for two that lie close together
+            if n != m and (found := self._differs_from(n, m)):
+                return found
+        return ""
+
+    def _differs_from(self, n: int, m: int) -> str:
+        """The output that is another for ``n`` tokens than for ``m``, but for its rows, or ""."""
+        for path, shape in self._shapes[n].items():
+            for dim, (a, b) in enumerate(zip(shape, self._shapes[m].get(path, ()))):
                 if a != b and (a, b) != (n, m):
                     return f"dimension {dim} of {path} is {a} for {n} tokens and {b} for {m}"
         for path, number in self._numbers[n].items():

@@ -6,6 +6,7 @@ Python reads a CPU tensor's bytes without any operator (``numpy()``, ``tolist()`
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -167,7 +168,7 @@ class EmulatedRecorder(TorchDispatchMode):
                 else:
                     outputs.append(spec)
                     recorded.append(None)
-            self._write_down(runnable, args, {}, recorded)
+            self._write_down(_with_casts_of_now(runnable), args, {}, recorded)
         return tuple(outputs)
 
     # -- inside -------------------------------------------------------------------------------
@@ -263,6 +264,20 @@ class EmulatedRecorder(TorchDispatchMode):
 def _named(error: Exception, what: str) -> tuple[str, str]:
     """What failed and the user's line: of a piece, the node in it."""
     return getattr(error, "node_name", what), getattr(error, "node_line", "") or user_line()
+
+
+def _with_casts_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` under autocast as it is now: a piece that runs operator by operator casts inside of its one call."""
+    if not torch.is_autocast_enabled("cpu"):
+        return function
+    dtype = torch.get_autocast_dtype("cpu")
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        with torch.autocast("cpu", dtype=dtype):
+            return function(*args)
+
+    return run
 
 
 def _from_argument(argument: torch.Tensor, layout: TensorLayout | None) -> torch.Tensor:

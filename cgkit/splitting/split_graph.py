@@ -17,6 +17,7 @@ from cgkit.splitting.matching import splitting_nodes
 from cgkit.splitting.node_lines import NodeLine, node_lines
 from cgkit.splitting.normalise import normalised_copy
 from cgkit.splitting.pieces import Piece, build_pieces
+from cgkit.splitting.regions import refuse_cut_regions
 from cgkit.splitting.stitch import Stitching, StitchingCode
 from cgkit.splitting.values import fake_value
 
@@ -37,7 +38,8 @@ def split_graph(
             no cut. None: those of :data:`cgkit.config.DEFAULT_SPLITTING_OPS` that the graph holds.
 
     Raises:
-        SplitError: a splitting operator is malformed or not in the graph (the message lists those that are).
+        SplitError: a splitting operator is malformed or not in the graph (the message lists those that are); or it
+            lies in a region of autocast, which would begin in one piece and end in another.
 
     Source: the article's "split_graph 的切图算法" (the splitting algorithm of split_graph). Not built on
     ``fx.passes.split_module`` as there: what crosses a cut, and in which order, is fixed here, and
@@ -56,6 +58,7 @@ def cut(graph: TracedGraph | fx.GraphModule, splitting_ops: Sequence[str] | None
     graph_module, symbols = normalised_copy(original)
     names, nodes = splitting_nodes(graph_module.graph, splitting_ops)
     assignment = assign(graph_module.graph, nodes, symbols.values())
+    refuse_cut_regions(graph_module.graph, assignment, names)
     pieces = build_pieces(graph_module, assignment, symbols)
     return SplitGraph(
         traced=None if bare else graph,  # type: ignore[arg-type]

@@ -218,8 +218,8 @@ def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
     """(source, kind, key) of every guard of a trace so far, as text; to be asked inside of the backend.
 
     ``kind`` is the name of Dynamo's builder ("CONSTANT_MATCH", "SEQUENCE_LENGTH", "DICT_CONTAINS", ...);
-    ``key`` what a dictionary was asked for. Empty where Dynamo keeps its guards otherwise: nothing breaks then,
-    but less of the arguments is checked (tests/test_silently_wrong.py fails).
+    ``key`` what a dictionary, or an object of its attributes, was asked for. Empty where Dynamo keeps its guards
+    otherwise: nothing breaks then, but less of the arguments is checked (tests/test_silently_wrong.py fails).
 
     Run on torch 2.13 (CPU) only.
     """
@@ -231,6 +231,6 @@ def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
         kind = getattr(getattr(build, "func", build), "__name__", "")
         bound = getattr(build, "keywords", None) or {}
         positional = getattr(build, "args", ())
-        key = bound.get("key", positional[0] if positional else None)
+        key = bound.get("key", bound.get("attr", positional[0] if positional else None))
         found.append((str(source), kind, key))
     return found

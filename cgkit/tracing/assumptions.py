@@ -13,19 +13,33 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 
 Guard = tuple[str, str, Any]
 CONSTANTS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, enum.Enum)
-_FACTS_OF_TENSOR = ("{}.dtype", "{}.is_cuda", "{}.dim()")
+#: Further values that say by ``==`` whether they are the same; a function or a class is equal to itself only.
+_COMPARED = (
+    *CONSTANTS,
+    complex,
+    set,
+    frozenset,
+    torch.layout,
+    torch.memory_format,
+    type,
+    BuiltinFunctionType,
+)
+_HERE = "\0"  # stands for the argument in a fact's text: no name and no key's repr can hold it
+_FACTS_OF_TENSOR = (f"{_HERE}.dtype", f"{_HERE}.is_cuda", f"{_HERE}.dim()")
+_CALLED = {"type": type, "len": len, "tuple": tuple, "hasattr": hasattr}  # by the texts of facts
 
 
 class Like:
     """What a later argument must have in common with the first one, as (text, value) pairs.
 
-    ``look(argument) == expected`` is the whole check; ``{}`` in a text stands for the argument.
+    ``look(argument) == expected`` is the whole check; :data:`_HERE` in a text stands for the argument.
     """
 
     __slots__ = ("expected", "look", "texts")
@@ -34,8 +48,8 @@ class Like:
         found = dict(facts)
         self.texts = tuple(found)
         self.expected = tuple(found.values())
-        body = "".join(text.format("v") + ", " for text in self.texts)
-        scope = {"__builtins__": {}, "type": type, "len": len}
+        body = "".join(text.replace(_HERE, "v") + ", " for text in self.texts)
+        scope = {"__builtins__": {}, **_CALLED}
         self.look: Callable[[Any], tuple[Any, ...]] = eval(f"lambda v: ({body})", scope)  # our own text
 
     def fits(self, value: Any) -> bool:
@@ -47,14 +61,14 @@ class Like:
 
     def difference(self, label: str, value: Any) -> tuple[str, Any, Any]:
         """(what, as traced, as it is now) of the first thing that differs."""
-        scope = {"__builtins__": {}, "type": type, "len": len, "v": value}
+        scope = {"__builtins__": {}, **_CALLED, "v": value}
         for text, expected in zip(self.texts, self.expected):
             try:
-                now = eval(text.format("v"), scope)
+                now = eval(text.replace(_HERE, "v"), scope)
             except (AttributeError, LookupError, TypeError) as error:
                 now = f"not there ({error})"
             if now != expected:
-                return text.format(label), expected, now
+                return text.replace(_HERE, label), expected, now
         raise AssertionError("nothing differs")  # the caller compared before
 
 
@@ -75,30 +89,44 @@ def assumptions(
             label, path = place
             static = [(f".shape[{d}]", int(n)) for d, n in enumerate(entry.shape) if n.isdecimal()]
             of_tensor = [entry.dtype, entry.device.type == "cuda", len(entry.shape)]
-            known = [(text.format("{}" + path), value) for text, value in zip(_FACTS_OF_TENSOR, of_tensor)]
-            facts.setdefault(label, []).extend(known + [("{}" + path + dim, n) for dim, n in static])
+            known = [
+                (text.replace(_HERE, _HERE + path), value) for text, value in zip(_FACTS_OF_TENSOR, of_tensor)
+            ]
+            facts.setdefault(label, []).extend(known + [(_HERE + path + dim, n) for dim, n in static])
     for source, kind, key in guards:
         place = _place(signature, source)
         if place is not None and place[0] in values:
-            facts.setdefault(place[0], []).extend(_facts(values[place[0]], "{}" + place[1], kind, key))
+            facts.setdefault(place[0], []).extend(_facts(values[place[0]], _HERE + place[1], kind, key))
     return {label: Like(found) for label, found in facts.items() if found}
 
 
 def _facts(argument: Any, text: str, kind: str, key: Any) -> list[tuple[str, Any]]:
     """What the guard ``kind`` at ``text`` (inside of the argument) says."""
-    if text.count("{") != text.count("{}"):  # a key with a brace in it: not ours to format
-        return []
     try:
-        value = eval(text.format("v"), {"__builtins__": {}, "v": argument})  # Dynamo's text
+        value = eval(text.replace(_HERE, "v"), {"__builtins__": {}, "v": argument})  # Dynamo's text
     except Exception:  # sources of values that the first call does not show (iterators, closures)
         return []
     if kind == "SEQUENCE_LENGTH" and hasattr(value, "__len__"):
         return [(f"len({text})", len(value))]
-    if kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS") and isinstance(key, (str, int)):
+    if kind.endswith("_CONTAINS") and isinstance(key, (str, int)):
         return [(f"({key!r} in {text})", key in value)]
-    if kind.endswith("_MATCH") and isinstance(value, CONSTANTS) and text != "{}":
-        return [(f"type({text})", type(value)), (text, value)]
+    if kind == "HASATTR" and isinstance(key, str):
+        return [(f"hasattr({text}, {key!r})", hasattr(value, key))]
+    if kind == "DICT_KEYS_MATCH":  # only where forward goes through them: then their order counts
+        return [(f"tuple({text})", tuple(value))]
+    if kind.endswith("_MATCH"):
+        return _facts_of_value(value, text, kind)
     return []
+
+
+def _facts_of_value(value: Any, text: str, kind: str) -> list[tuple[str, Any]]:
+    """That ``value`` is this one, or of this type."""
+    if isinstance(value, FunctionType):  # as Dynamo: a lambda that is made anew at each call is the same
+        return [(f"{text}.__code__", value.__code__)]
+    if isinstance(value, _COMPARED):
+        kept = frozenset(value) if isinstance(value, set) else value  # the caller may change it later
+        return [(f"type({text})", type(value)), (text, kept)]
+    return [(f"type({text})", type(value))] if kind == "TYPE_MATCH" else []
 
 
 def _place(signature: Signature, source: str) -> tuple[str, str] | None:

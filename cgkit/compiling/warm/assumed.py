@@ -150,11 +150,14 @@ def reads_of(
     )
 
 
+_KINDS_THAT_TELL = ("SEQUENCE_LENGTH", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "HASATTR")
+
+
 def _tells(guard: Guard, root: str) -> bool:
     source, kind, _ = guard
     if source.startswith(root) and _OF_A_MODULE.fullmatch(source, len(root)):
         return source.endswith(".training")
-    return kind.endswith("_MATCH") or kind in ("SEQUENCE_LENGTH", "DICT_CONTAINS", "DICT_NOT_CONTAINS")
+    return kind.endswith("_MATCH") or kind in _KINDS_THAT_TELL
 
 
 # --- globals ---------------------------------------------------------------------------------
@@ -266,6 +269,8 @@ def _add_guard(found: Describer, guard: Guard, scope: dict[str, Any]) -> None:
         found.facts[f"{name} length"] = str(len(value)) if hasattr(value, "__len__") else "none"
     elif kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS"):
         found.facts[f"{name} has {key!r}"] = str(key in value)
+    elif kind == "HASATTR":
+        found.facts[f"{name} has attribute {key!r}"] = str(hasattr(value, str(key)))
     elif isinstance(value, (_CONSTANTS, types.FunctionType | type | types.ModuleType)):
         found.add(name, value, 6)
     else:

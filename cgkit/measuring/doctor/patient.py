@@ -19,7 +19,7 @@ from cgkit.capturing import CaptureSizes
 from cgkit.capturing.debugging.copies import KeptAttributes, attributes_put_back
 from cgkit.compiling import CompiledGraph, compile_pieces
 from cgkit.config import CompilationConfig, CompilationLevel
-from cgkit.errors import CgkitError, TraceError
+from cgkit.errors import CgkitError, CutRegionError, TraceError
 from cgkit.forward_context import current_forward_context, set_forward_context
 from cgkit.numerics import python_random_put_back
 from cgkit.splitting import SplitGraph, split_graph
@@ -59,6 +59,7 @@ class Patient:
         traced: the trace, or None; with dimensions left out that would not stay dynamic.
         specialised: those dimensions.
         failure: why there is no trace, or None.
+        cut_region: why the trace cannot be cut (known once `split` was asked for), or None.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Patient:
         self.given_dims = dims
         self.specialised: list[Specialised] = []
         self.failure: TraceError | None = None
+        self.cut_region: CutRegionError | None = None
         self.notes: dict[str, Any] = {}  # what a check found out and another one needs
         self.traced: TracedGraph | None = None
         self.marked: Mapping[str, Any] | None = None  # the dims of the trace that worked; None: inferred
@@ -110,11 +112,15 @@ class Patient:
 
     @functools.cached_property
     def split(self) -> SplitGraph | None:
-        """The trace cut as the configuration says; None without a trace."""
+        """The trace cut as the configuration says, or uncut where that cannot be; None without a trace."""
         if self.traced is None:
             return None
         piecewise = self.config.level is CompilationLevel.PIECEWISE
-        return split_graph(self.traced, self.config.splitting_ops if piecewise else [])
+        try:
+            return split_graph(self.traced, self.config.splitting_ops if piecewise else [])
+        except CutRegionError as error:
+            self.cut_region = error
+            return split_graph(self.traced, [])
 
     @functools.cached_property
     def compiled(self) -> CompiledGraph | None:

@@ -15,7 +15,7 @@ from cgkit.measuring.doctor.codes import CODES, codes_frame
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import all_codes
 from tests.measuring.doctor import models
-from tests.measuring.doctor.test_checks import X, bad, config, line_of, report
+from tests.measuring.doctor.test_checks import PIECEWISE, X, bad, config, line_of, report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -310,6 +310,34 @@ def test_a_model_that_sets_a_mode_is_right_and_the_mode_does_not_outlive_the_rep
         "host_copies"
     }  # torch has no autocast for "meta"
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_region_of_autocast_that_would_be_cut_is_a_finding_with_its_line():
+    class Cut(InAutocast):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                y = self.linear(x)  # first in the region
+                out = torch.empty_like(y)
+                torch.ops.doctor_test.attention_into(y, out)
+                return out * 2
+
+    found = report(Cut(), options=PIECEWISE)
+    assert bad(found) == {("capture-forbidden", "error")}
+    (finding,) = found.of_code("capture-forbidden")
+    assert finding.line == line_of(Cut, "# first in the region")
+    assert bad(report(Cut(), options={"level": 2, "cudagraph_mode": "FULL"})) == set()
+
+
+def test_memory_that_nobody_wrote_yet_is_not_what_mixes_the_rows():
+    class Filled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            torch.ops.doctor_test.attention_into(x, out)
+            return out - out.mean(0)  # mixes
+
+    kept = [torch.full((64,), float(n)) for n in range(99)]  # memory with other contents, soon free
+    del kept
+    assert sights(Filled, "mixed_rows", X)[0] == [("mixed-rows", "error", line_of(Filled, "# mixes"))]
 
 
 def test_a_parameter_that_forward_writes_is_put_back_and_is_the_only_finding():

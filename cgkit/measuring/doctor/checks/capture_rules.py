@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cgkit.measuring.doctor.findings import Finding
+from cgkit.measuring.doctor.findings import Finding, at_message
 from cgkit.measuring.doctor.observe import Sight, observe
 from cgkit.measuring.doctor.patient import Patient
 from cgkit.measuring.doctor.registry import NotCheckedError, check
@@ -16,6 +16,8 @@ _AGAIN = "cgkit.get_platform('emulated').record(lambda: model(*example_inputs), 
 def capture_rules(patient: Patient) -> Iterator[Finding]:
     """Each line that cannot be recorded, by the emulated platform's rules."""
     seen = observe(patient)
+    if patient.cut_region is not None:
+        yield _cut_region(str(patient.cut_region))
     for sight in seen.host_reads:
         yield host_sync(sight)
     for sight in seen.forbidden:
@@ -30,6 +32,19 @@ def capture_rules(patient: Patient) -> Iterator[Finding]:
         )
     if seen.refused:
         raise NotCheckedError(seen.refused)
+
+
+def _cut_region(message: str) -> Finding:
+    return Finding(
+        "capture-forbidden",
+        "error",
+        "the model cannot be cut: a region of autocast begins before a splitting operator and ends after it, and each "
+        "piece is recorded by itself",
+        "leave the region before the splitting operator and enter it again behind it; or put the whole call of the "
+        "model into it; or do not cut (level=2)",
+        again="cgkit.split_graph(cgkit.trace(model, *example_inputs), splitting_ops)",
+        **at_message(message),
+    )
 
 
 def sight_stream() -> str:

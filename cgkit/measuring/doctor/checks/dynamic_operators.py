@@ -10,7 +10,7 @@ from cgkit.config import CUDAGraphMode
 from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.observe import observe
 from cgkit.measuring.doctor.patient import Patient
-from cgkit.measuring.doctor.registry import check
+from cgkit.measuring.doctor.registry import NotCheckedError, check
 from cgkit.splitting.matching import operator_name
 from cgkit.tracing.frames import user_line
 
@@ -24,6 +24,8 @@ def dynamic_operators(patient: Patient) -> Iterator[Finding]:
     because it asks what the step is."""
     if patient.split is None or not patient.config.mode.has_mode(CUDAGraphMode.PIECEWISE):
         return
+    if patient.cut_region is not None:
+        raise NotCheckedError("the model cannot be cut as the configuration says")
     seen = set()
     for piece in patient.split.capturable:
         for node in piece.graph_module.graph.nodes:

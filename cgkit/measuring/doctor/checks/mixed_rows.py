@@ -17,6 +17,7 @@ from cgkit.measuring.doctor.findings import Finding, at
 from cgkit.measuring.doctor.observe import called, graph_inputs, observe
 from cgkit.measuring.doctor.patient import Patient, cannot_run
 from cgkit.measuring.doctor.registry import NotCheckedError, check
+from cgkit.splitting.values import is_allocation
 from cgkit.tensor_trees import replace_tensors, tensor_leaves
 from cgkit.tracing.frames import user_line
 
@@ -127,8 +128,10 @@ def _first_apart(
     differs = _differs(alone[output], padded[output], rows)
     if not differs:
         return None
-    found = (node for node in alone if node is not output and _differs(alone[node], padded[node], rows))
-    return next(found, None), differs
+    computed = (
+        node for node in alone if node is not output and not is_allocation(node)
+    )  # that holds anything
+    return next((node for node in computed if _differs(alone[node], padded[node], rows)), None), differs
 
 
 def _differs(alone: list[torch.Tensor], padded: list[torch.Tensor], rows: int) -> str:
