@@ -176,8 +176,10 @@ def test_a_decorated_model_with_copied_inputs():
     config = cgkit.CompilationConfig(
         level=3, compiler="eager", cudagraph_mode="FULL", splitting_ops=(), cudagraph_capture_sizes=(2, 4)
     )
-    model, x = Model(compilation_config=config), torch.randn(3, 4)
-    with torch.no_grad():
+    model, x = Model(compilation_config=config), torch.arange(12.0).reshape(3, 4) - 6
+    with torch.no_grad():  # whole numbers: a product of 3 rows and one of 4 may sum in another order
+        model.linear.weight.copy_(torch.arange(16.0).reshape(4, 4) - 8)
+        model.linear.bias.copy_(torch.arange(4.0))
         expected = model(x)
         cgkit.capture_model(model)
         trace = trace_steps(lambda: model(x), steps=1)
