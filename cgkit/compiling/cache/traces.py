@@ -20,7 +20,7 @@ from typing import Any
 from cgkit.compiling.cache import folder as places
 from cgkit.compiling.cache.store import read_packed, write_packed
 
-MAGIC = b"cgkit trace 1\n"
+MAGIC = b"cgkit trace 2\n"
 #: A fact's name, what it was when the trace was stored, and what it is; None where it is absent.
 FactDifference = tuple[str, str | None, str | None]
 

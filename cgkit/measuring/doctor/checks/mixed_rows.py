@@ -128,9 +128,8 @@ def _first_apart(
     differs = _differs(alone[output], padded[output], rows)
     if not differs:
         return None
-    computed = (
-        node for node in alone if node is not output and not is_allocation(node)
-    )  # that holds anything
+    # What was only allocated holds nothing yet that could be compared.
+    computed = (node for node in alone if node is not output and not is_allocation(node))
     return next((node for node in computed if _differs(alone[node], padded[node], rows)), None), differs
 
 
