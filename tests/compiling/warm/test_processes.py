@@ -64,13 +64,16 @@ with warnings.catch_warnings(record=True) as caught, torch.no_grad():
     x = torch.linspace(-1, 1, 40, dtype=net.layers[0].weight.dtype).view(5, 8)
     result = net(x)
     captured = cgkit.capture(cgkit.compiled_model(net).compiled) if recorded else None
-    replayed = captured is not None and torch.equal(captured(x), result) and captured.num_graphs == 4
+    # A replay pads 5 rows to 8, and a product of 8 rows need not be that of 5 to the last bit.
+    padded = net(torch.cat([x, x.new_zeros(3, 8)]))[:5] if recorded else None
+    replayed = captured is not None and torch.equal(captured(x), padded)
     frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     eager = Net.forward(net, x)
 print(json.dumps({
     "counters": {name: count for name, count in cgkit.compilation_counter.as_dict().items() if count},
     "frames": frames,
     "replayed": replayed,
+    "graphs": captured and captured.num_graphs,
     "equal": torch.allclose(result, eager, rtol=1e-3, atol=1e-5),
     "output": hashlib.sha256(result.float().numpy().tobytes()).hexdigest(),
     "origin": cgkit.compiled_model(net).traced.origin,
@@ -142,7 +145,8 @@ def test_a_second_process_records_and_replays_without_a_trace(cold, tmp_path):
         assert counted(first, name) == counted(again, name) > 0
     for name in ("num_inductor_compiles", "num_replay_plans_refused", "num_module_path_steps"):
         assert counted(again, name) == 0
-    assert again["replayed"] and not again["warnings"]
+    assert again["replayed"] and again["graphs"] == 4
+    assert again["warnings"] == []
 
 
 @pytest.mark.slow
