@@ -192,6 +192,16 @@ def test_starts_and_ledgers():
         f"{100 * warm['compile_share'].max():.0f} % is left"
     )
     assert alt in README
+    shares = warm.set_index("model").loc[["tiny-llama", "smollm2-135m", "toy-llama-80"]]
+    first, whole = (100 * shares[name] for name in ("first_call_share", "start_share"))
+    assert (
+        f"takes {first.iloc[0]:.0f} % of the cold one for tiny-llama, {first.iloc[1]:.0f} % for SmolLM2's shape "
+        f"and {first.iloc[2]:.0f} % for 80 layers" in DATA
+    )
+    imports, calls = 100 * shares["import_share"], 100 * shares["call_share"]
+    assert "start {:.0f}, {:.0f} and {:.0f} %".format(*whole) in DATA
+    assert f"{imports.min():.0f} to {imports.max():.0f} % of it is importing" in DATA
+    assert f"take {calls.min():.0f} to {calls.max():.0f} % of the cold start's" in DATA
     on_gpu = recordings.load("h200-bench-startup").set_index("cache")
     cold, warm = (
         on_gpu.loc[which, ["trace_s", "split_s", "compile_s", "answer_s"]].sum() for which in ("cold", "warm")

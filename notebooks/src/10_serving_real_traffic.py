@@ -380,8 +380,7 @@ print(f"recorded on {start.attrs['recorded']}; first_call_s: trace, split and co
 start[["mode", "graphs", "sizes", "first_call_s", "total_s", "recording_s"]]
 
 # %% [markdown]
-# Compiling. (The first row of each mode also loads its kernels.) So what a restart wants is a **compile cache**: the second process loads what the first one compiled. These starts were measured on a CPU that other work shared;
-# compare within a model:
+# Compiling. (The first row of each mode also loads its kernels.) So what a restart wants is a **compile cache**: the second process loads what the first one compiled. These starts were measured on a CPU:
 
 # %%
 recordings.picture("cpu-bench-startup", start_charts.startup)
