@@ -72,9 +72,16 @@ class Arguments:
             label: value if isinstance(value, _CONSTANTS) else GIVEN for label, value in self.values.items()
         }
         self._plans: dict[Any, tuple[Any, ...]] = {}  # by style: a count, or (count, *keywords)
+        self._caught = _caught(signature, kwargs)
+        self._in_order = False
 
-    def expect(self, assumed: dict[str, Like]) -> None:
-        """Also check what the trace takes for granted of arguments that are no constants."""
+    def expect(self, assumed: dict[str, Like], in_order: bool = False) -> None:
+        """Also check what the trace takes for granted of arguments that are no constants.
+
+        Args:
+            in_order: forward goes through its ``**kwargs``, so that their order is part of the graph.
+        """
+        self._in_order = in_order
         self.expected.update(
             {label: like for label, like in assumed.items() if self.expected[label] is GIVEN}
         )
@@ -119,6 +126,13 @@ class Arguments:
                 raise TraceError(
                     f"{self.model} was traced without an argument {label!r}; the graph cannot use it"
                 )
+        caught = _caught(self.signature, kwargs)
+        if self._in_order and caught != self._caught and set(caught) == set(self._caught):
+            raise TraceError(
+                f"the forward of {self.model} goes through its keyword arguments, which were "
+                f"{', '.join(self._caught)} when the model was traced and are {', '.join(caught)} now: their "
+                "order is part of the graph. Pass them in the same order in every call"
+            )
         for label, expected in self.expected.items():
             if label not in passed:
                 self._compare(label, defaults.get(label), expected)
@@ -171,6 +185,14 @@ class _Position:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+def _caught(signature: inspect.Signature, kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """The keywords that ``**kwargs`` of the signature catches, as the call orders them."""
+    parameter = inspect.Parameter
+    by_name = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    named = {each.name for each in signature.parameters.values() if each.kind in by_name}
+    return tuple(name for name in kwargs if name not in named)
 
 
 def _by_label(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

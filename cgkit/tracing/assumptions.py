@@ -100,6 +100,16 @@ def assumptions(
     return {label: Like(found) for label, found in facts.items() if found}
 
 
+def goes_through_keywords(signature: Signature, guards: Sequence[Guard]) -> bool:
+    """Whether forward went through what its ``**kwargs`` caught, in whatever order that came."""
+    caught = [name for name, each in signature.parameters.items() if each.kind is Parameter.VAR_KEYWORD]
+    return any(
+        kind == "DICT_KEYS_MATCH" and source == f"L[{name!r}]"
+        for name in caught
+        for source, kind, _ in guards
+    )
+
+
 def _facts(argument: Any, text: str, kind: str, key: Any) -> list[tuple[str, Any]]:
     """What the guard ``kind`` at ``text`` (inside of the argument) says."""
     try:

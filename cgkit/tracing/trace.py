@@ -24,7 +24,7 @@ from cgkit import events, torch_hooks
 from cgkit.errors import CgkitError, TraceError
 from cgkit.tracing.annotations import DynamicDims, infer_dynamic_arg_dims, normalise_dims
 from cgkit.tracing.arguments import Arguments, is_constant, signature_of, stand_ins
-from cgkit.tracing.assumptions import assumptions, mode_check
+from cgkit.tracing.assumptions import assumptions, goes_through_keywords, mode_check
 from cgkit.tracing.buffer_writes import raise_on_buffer_writes
 from cgkit.tracing.failures import explain
 from cgkit.tracing.traced_graph import (
@@ -103,7 +103,10 @@ def trace(
         raise TraceError(_nothing_came(name))
 
     traced = take.traced_graph(wrapper, arguments, tuple(enlarged), dispatch, time.perf_counter() - started)
-    arguments.expect(assumptions(signature, arguments.values, traced.inputs, take.guards))
+    arguments.expect(
+        assumptions(signature, arguments.values, traced.inputs, take.guards),
+        in_order=goes_through_keywords(signature, take.guards),
+    )
     traced.other_mode = mode_check(model, traced.inputs, take.guards)
     take.let_go()
     if dispatch == "bytecode":

@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import torch
+from torch import nn
 
 from cgkit.errors import TraceError
 from cgkit.tracing import Arguments, trace
@@ -79,3 +80,26 @@ def test_none_and_not_none_through_a_model(dispatch):
     with pytest.raises(TraceError, match="'bias' of Mlp was given"):
         given(x)
     torch.testing.assert_close(given(x, x), model(x, x))
+
+
+class Weighted(nn.Module):
+    def forward(self, x: torch.Tensor, **more):
+        for weight, each in enumerate(more.values(), start=1):
+            x = x + weight * each
+        return x
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor, **more):
+        return x + more["a"] + 2 * more["b"]
+
+
+def test_the_order_of_keywords_counts_only_where_forward_goes_through_them():
+    x, sizes = torch.ones(3, 2), {"x": 0, "a": 0, "b": 0}
+    weighted = trace(Weighted(), x, a=x, b=3 * x, dynamic_arg_dims=sizes)
+    torch.testing.assert_close(weighted(a=x, x=x, b=5 * x), 12 * x)
+    for _ in range(2):
+        with pytest.raises(TraceError, match=r"were a, b when the model was traced and are b, a now"):
+            weighted(x, b=3 * x, a=x)
+    named = trace(Named(), x, a=x, b=3 * x, dynamic_arg_dims=sizes)
+    torch.testing.assert_close(named(x, b=5 * x, a=x), 12 * x)

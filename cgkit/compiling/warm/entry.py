@@ -27,7 +27,7 @@ from cgkit.splitting.piece_code import PieceCode, piece_code
 from cgkit.splitting.register import direct_call, registered_op_of, registered_ops
 from cgkit.splitting.stitch import StitchingCode
 from cgkit.tracing import Arguments, GraphInput, TorchCompileWrapperWithCustomDispatcher, TracedGraph
-from cgkit.tracing.assumptions import assumptions, mode_check
+from cgkit.tracing.assumptions import assumptions, goes_through_keywords, mode_check
 from cgkit.tracing.buffer_writes import written_arguments
 from cgkit.tracing.loaded import LoadedTrace
 
@@ -255,7 +255,10 @@ def loaded_trace(
     wrapper.compiled_codes.append(code)
     wrapper.foreign_globals = {name: _module(module) for name, module in content["globals"].items()}
     guards = [tuple(guard) for guard in content["guards"]]
-    arguments.expect(assumptions(arguments.signature, arguments.values, inputs, guards))
+    arguments.expect(
+        assumptions(arguments.signature, arguments.values, inputs, guards),
+        in_order=goes_through_keywords(arguments.signature, guards),
+    )
     effects = [
         torch_hooks.SideEffect(target, attribute, key, how, holds, stacks)
         for target, attribute, key, how, holds, stacks in content["side_effects"]

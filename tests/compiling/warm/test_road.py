@@ -347,3 +347,21 @@ def test_off_is_off(quick, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not isinstance(start(models.Base()).split.traced, LoadedTrace)
+
+
+class Weighted(models.Base):
+    def forward(self, x: torch.Tensor, **more):
+        for weight, each in enumerate(more.values(), start=1):
+            x = x + weight * each
+        return super().forward(x)
+
+
+def test_the_order_of_keywords_is_checked_by_a_loaded_trace_too():
+    sizes = {"x": 0, "a": 0, "b": 0}
+    for loaded in (False, True):
+        compiled = compile_model(
+            Weighted(), (X,), {"a": X, "b": 2 * X}, config=CONFIG, dynamic_arg_dims=sizes
+        )
+        assert isinstance(compiled.split.traced, LoadedTrace) is loaded
+        with torch.no_grad(), pytest.raises(TraceError, match=r"were a, b when .* are b, a now"):
+            compiled(X, b=2 * X, a=X)
