@@ -283,6 +283,18 @@ def test_times_whose_sum_is_no_number_and_steps_without_end():
     assert set(timeline.steps["step"]) == {1, 2}
 
 
+@pytest.mark.parametrize("time", ["Infinity", '"sNaN"', '"-inf"', "1e9999999", '"1e99999999999"'])
+@pytest.mark.parametrize("phases", [("X",), ("B", "E")])
+def test_a_time_that_is_no_time_costs_its_own_event_only(time, phases):
+    trace = sample()
+    for ph in phases:
+        trace.add("cpu_op", "odd", 120, 1)
+        trace.events[-1] |= {"ph": ph, "ts": "MARK"}
+    timeline = of(trace.text().replace(b'"MARK"', time.encode()))
+    assert list(timeline.events["name"]) == list(sample().timeline().events["name"])
+    assert "1 events left out: time or duration is no number" in timeline.complete()
+
+
 def test_a_packed_trace_of_a_few_bytes_says_that_it_is_cut(tmp_path):
     path = sample().save(tmp_path / "t.json.gz")
     packed = path.read_bytes()
