@@ -133,7 +133,8 @@ def test_no_cpu_events():
     assert "no CPU events" in repr(timeline)
     one = timeline.bill()
     assert (one.kernels, one.kernels_tied, one.gpu["busy"], one.wall_us) == (2, 0, 20, 30)
-    assert sum(one.parts.values()) == 30
+    assert one.parts["unexplained"] == sum(one.parts.values()) == 30
+    assert one.gpu["idle_elsewhere"] == 10 and set(timeline.gaps()["cause"]) == {"idle_elsewhere"}
 
 
 def test_only_events_that_are_neither():
