@@ -52,6 +52,7 @@ def timeline(
         most_deep: operators nested deeper than that are left out (None: all are drawn).
         title: in place of "CPU against GPU".
     """
+    rows_of.check(events)
     shown = rows_of.cut(events, window)
     band = Band(shown, window or rows_of.extent(shown), lanes, most_deep, colour, gaps)
     own = ax is None
@@ -88,6 +89,8 @@ def compare_timelines(
     """
     if not frames:
         raise ValueError("there is no timeline to draw")
+    for frame in frames:
+        rows_of.check(frame)
     windows = list(windows) if windows is not None else [rows_of.extent(frame) for frame in frames]
     if not len(frames) == len(names) == len(windows):
         raise ValueError(

@@ -17,6 +17,7 @@ from cgkit.measuring import bill
 from cgkit.measuring.timeline import Timeline
 from cgkit.plotting import About, svg, title_of
 from cgkit.plotting import timeline_layout as rows_of
+from cgkit.plotting.explore.pack import pack
 from cgkit.plotting.timeline_canvas import RASTERISE_ABOVE, short_name
 from cgkit.plotting.timeline_chart import compare_timelines, timeline
 from tests.measuring.synthetic import Trace
@@ -299,3 +300,20 @@ def test_a_mode_of_any_length_leaves_room_for_its_bill():
     ax = bill.plot([Timeline(timelines.eager(), {"mode": "mode " * 40}).bill()])
     ax.figure.savefig(io.BytesIO())
     assert ax.get_position().width > 0.4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda e: e.drop(columns=["launched_by", "lane"]),
+            "no column lane, launched_by: draw Timeline.events",
+        ),
+        (lambda e: pd.concat([e, e]), "row 0 is there twice"),
+        (lambda e: e.assign(dur_us=e["dur_us"].where(e.index != 3)), r"1 events have no .* row 3"),
+    ],
+)
+@pytest.mark.parametrize("draw", [timeline, lambda e: compare_timelines([e], ["one"]), pack])
+def test_a_frame_of_which_no_true_picture_can_be_drawn_is_refused(draw, spoil, message):
+    with pytest.raises(ValueError, match=message):
+        draw(spoil(timelines.eager()))
