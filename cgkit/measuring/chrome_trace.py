@@ -10,6 +10,7 @@ events before it. Times stay exact: where they are too large for a float64 to ho
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -275,7 +276,7 @@ class _Builder:
                 if stack := self.open.get((e.pid, e.tid)):
                     begun = stack.pop()
                     if e.ts is not None and begun.ts is not None:
-                        begun.dur = float(_exactly(e.ts) - _exactly(begun.ts))
+                        begun.dur = _difference(e.ts, begun.ts)
                         whole.append(begun)
                     else:
                         self.skipped["without a time"] += 1
@@ -322,7 +323,7 @@ class _Builder:
         if not self.exact and set(map(type, times)) == {float} and abs(self.base) < Decimal(EXACT_BELOW_US):
             return np.array(times, np.float64) - float(self.base)
         base = self.base
-        return np.array([float(_exactly(t) - base) if _finite(t) else np.nan for t in times], np.float64)
+        return np.array([_difference(t, base) for t in times], np.float64)
 
     def finish(
         self, source: str, header: dict[str, Any], read: int, truncated: bool, warnings: list[str]
@@ -368,6 +369,14 @@ _COLUMNS = ("start_us", "dur_us", "name", "category", "pid", "tid", "correlation
 
 def _exactly(time: Any) -> Decimal:
     return time if isinstance(time, Decimal) else Decimal(repr(time))
+
+
+def _difference(late: Any, early: Any) -> float:
+    """Microseconds between two times, subtracted before anything is rounded; NaN where one is no time."""
+    try:
+        return float(_exactly(late) - _exactly(early)) if _finite(late) and _finite(early) else math.nan
+    except ArithmeticError:  # 1e9999999 is a number that no Decimal can be subtracted from
+        return math.nan
 
 
 def _finite(time: Any) -> bool:

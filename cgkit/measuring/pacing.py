@@ -31,9 +31,7 @@ def pacing(timeline: Timeline) -> pd.DataFrame:
 
     steps = timeline.steps[timeline.steps["process"] == bill.chosen_process(timeline, None)]
     window = StepWindow.of_step(timeline, bill.median_step(timeline, steps)[0])
-    calls = timeline.launches
-    inside = (calls["start_us"] >= window.start_us) & (calls["start_us"] < window.end_us)
-    calls = calls[inside].sort_values("start_us")
+    calls = timeline.events.loc[window.calls]  # by their rows: other processes launch in that time too
     work = timeline.kernels.groupby("launched_by")["dur_us"].agg(["sum", "count"]).reindex(calls.index)
     work = work[work["count"].notna()]  # a launch without a kernel sets no pace of its own
     ends = (calls["start_us"] + calls["dur_us"])[work.index]

@@ -62,7 +62,8 @@ class StepWindow:
         if not len(rows):
             raise TimelineError(f"process {process} has no event that could be billed")
         start, end = float(c.start[rows].min()), float(c.end[rows].max())
-        cpu_end = float(c.end[cpu].max()) if len(cpu) else start
+        # a CPU that was not recorded is not seen to wait
+        cpu_end = float(c.end[cpu].max()) if len(cpu) else end
         return cls(start, cpu_end, end, work, np.flatnonzero(mine & c.is_launch), _thread(c, rows, None))
 
 

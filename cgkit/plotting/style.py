@@ -109,6 +109,23 @@ class About:
         return " · ".join(part for part in parts if part)
 
 
+_UNDRAWABLE = re.compile("[\x00-\x1f\x7f\ufffe\uffff]+")
+
+
+def literal(text: str, most: int | None = None) -> str:
+    """One line of somebody's text, as matplotlib must get it to draw it as it is, in ``most`` characters at most.
+
+    Names come from traces and models: a ``$`` in them begins no formula, a control character must not end an SVG, and
+    a label of any length would leave no room for the axes.
+    """
+    text = text if most is None or len(text) <= most else text[: most - 1] + "…"
+    return _UNDRAWABLE.sub(" ", text).replace("$", r"\$")
+
+
+def _literal_lines(text: str) -> str:
+    return "\n".join(map(literal, text.split("\n")))
+
+
 def titled(what: str, about: About | None) -> str:
     """A title of one or two lines: what is shown, and of what."""
     line = about.line() if about else ""
@@ -123,10 +140,12 @@ def put_title(ax: Axes, what: str, about: About | None, *, panels: int = 1) -> N
     figure = ax.get_figure(root=True)
     assert figure is not None
     if len(figure.axes) > panels:
-        ax.set_title(titled(what, about))
+        ax.set_title(_literal_lines(titled(what, about)))
         return
     line = "\n".join(textwrap.wrap(about.line() if about else "", int(figure.get_figwidth() * 12)))
-    heading = figure.suptitle(f"{what}\n{line}" if line else what, x=0.008, ha="left", fontsize=10.5)
+    heading = figure.suptitle(
+        _literal_lines(f"{what}\n{line}" if line else what), x=0.008, ha="left", fontsize=10.5
+    )
     heading.set_gid("cg-title")
 
 
@@ -134,7 +153,7 @@ def title_of(ax: Axes) -> str:
     """The title that :func:`put_title` gave, as one line."""
     figure = ax.get_figure()
     text = ax.get_title(loc="left") or (figure.get_suptitle() if figure is not None else "")
-    return " ".join(text.split())
+    return " ".join(text.replace(r"\$", "$").split())
 
 
 @contextmanager

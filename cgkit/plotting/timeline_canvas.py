@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.style import MEMORY, ON_FILL
+from cgkit.plotting.style import MEMORY, ON_FILL, literal
 from cgkit.plotting.timeline_layout import GAPS, Layout, Paint
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Canvas:
             self.ax.text(
                 (left + right) / 2 - self.window[0],
                 self.top + band.layout.row[i] + 0.5,
-                text,
+                literal(text),
                 fontsize=7.5,
                 ha="center",
                 va="center_baseline",

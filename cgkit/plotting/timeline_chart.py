@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.style import INK, About, new_axes, put_title, styled
+from cgkit.plotting.style import INK, About, literal, new_axes, put_title, styled
 from cgkit.plotting.timeline_canvas import Band, Canvas, Window
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+_LONGEST_LANE = 44  # characters of a label: beside it must stand the drawing
+_LONGEST_NAME = 36  # of a mode or a piece
 
 
 @styled
@@ -49,6 +52,7 @@ def timeline(
         most_deep: operators nested deeper than that are left out (None: all are drawn).
         title: in place of "CPU against GPU".
     """
+    rows_of.check(events)
     shown = rows_of.cut(events, window)
     band = Band(shown, window or rows_of.extent(shown), lanes, most_deep, colour, gaps)
     own = ax is None
@@ -85,11 +89,14 @@ def compare_timelines(
     """
     if not frames:
         raise ValueError("there is no timeline to draw")
+    for frame in frames:
+        rows_of.check(frame)
     windows = list(windows) if windows is not None else [rows_of.extent(frame) for frame in frames]
     if not len(frames) == len(names) == len(windows):
         raise ValueError(
             f"{len(frames)} timelines, {len(names)} names, {len(windows)} windows: give one of each"
         )
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     bands = [
         Band(rows_of.cut(frame, window), window, None, most_deep, colour, idle)
         for frame, window, idle in zip(frames, windows, gaps or [None] * len(frames))
@@ -104,7 +111,8 @@ def compare_timelines(
         canvas = Canvas(ax, (left, left + longest), top + 0.9)
         canvas.draw(band, arrows)
         scale, unit = rows_of.time_unit(longest)
-        ax.text(0, top + 0.72, f"{name}: {took_us / scale:,.2f} {unit}", fontsize=10, fontweight="bold")
+        label = f"{literal(name)}: {took_us / scale:,.2f} {unit}"
+        ax.text(0, top + 0.72, label, fontsize=10, fontweight="bold")
         bottom = top + 0.9 + band.layout.num_rows
         ax.plot([took_us, took_us], [top + 0.9, bottom], color=INK, linewidth=1.1, linestyle=(0, (4, 2)))
         drawn.append((canvas, band))
@@ -143,7 +151,8 @@ def _label_rows(ax: Axes, drawn: list[tuple[Canvas, Band]]) -> None:
     for canvas, band in drawn:
         for group in band.layout.groups:
             ticks.append(canvas.top + group.first_row + group.rows / 2)
-            labels.append(_two_lines(group.label) if group.rows > 1 else group.label)
+            lines = _two_lines(group.label) if group.rows > 1 else [group.label]
+            labels.append("\n".join(literal(line, _LONGEST_LANE) for line in lines))
             y = canvas.top + group.first_row
             ax.axhline(y, color="#d0d7de", linewidth=0.5 if group.side == "calls" else 0.9, zorder=0.4)
     ax.set_yticks(ticks, labels, fontsize=8.5)
@@ -181,7 +190,7 @@ def _legend(ax: Axes, canvases: list[Canvas]) -> int:
     used |= {label: paint for canvas in canvases for label, paint in canvas.gap_kinds.items()}
     handles = [
         Patch(facecolor=p.colour, hatch=p.hatch or None, edgecolor="white", linewidth=0, label=label)
-        for label, p in used.items()
+        for label, p in ((literal(label, _LONGEST_NAME), paint) for label, paint in used.items())
     ]
     if len(pieces) > 4:
         handles.append(Patch(facecolor="none", label=f"and {len(pieces) - 4} more pieces"))
@@ -190,6 +199,6 @@ def _legend(ax: Axes, canvases: list[Canvas]) -> int:
     return len(handles)
 
 
-def _two_lines(label: str) -> str:
+def _two_lines(label: str) -> list[str]:
     first, dot, rest = label.rpartition(" · ")
-    return f"{first}\n{rest}" if dot else label
+    return [first, rest] if dot else [label]

@@ -321,6 +321,33 @@ def cut(events: pd.DataFrame, window: tuple[float, float] | None) -> pd.DataFram
     return events[(start < window[1]) & (start + events["dur_us"] > window[0])]
 
 
+_NEEDED = ("lane", "kind", "name", "start_us", "dur_us", "process", "device", "stream", "launched_by")
+
+
+def check(events: pd.DataFrame) -> None:
+    """Refuses a frame of which no true picture can be drawn.
+
+    Raises:
+        ValueError: a column is missing, a row of the index is not unique, or a time is NaN.
+    """
+    if missing := [name for name in _NEEDED if name not in events]:
+        raise ValueError(
+            f"the events have no column {', '.join(missing)}: draw Timeline.events, or rows of it"
+        )
+    if not events.index.is_unique:
+        twice = events.index[events.index.duplicated()][0]
+        raise ValueError(
+            f"row {twice} is there twice, so that no launch can be told: draw several traces with compare_timelines, "
+            "or read all files of one run with Timeline.from_trace"
+        )
+    odd = events[["start_us", "dur_us"]].isna().any(axis=1)
+    if odd.any():
+        raise ValueError(
+            f"{int(odd.sum()):,} events have no start_us or dur_us (the first: row {odd.idxmax()}): drop them with "
+            "events.dropna(subset=['start_us', 'dur_us'])"
+        )
+
+
 def extent(events: pd.DataFrame) -> tuple[float, float]:
     """First start and last end, in microseconds."""
     if not len(events):

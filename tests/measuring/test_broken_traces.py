@@ -133,7 +133,8 @@ def test_no_cpu_events():
     assert "no CPU events" in repr(timeline)
     one = timeline.bill()
     assert (one.kernels, one.kernels_tied, one.gpu["busy"], one.wall_us) == (2, 0, 20, 30)
-    assert sum(one.parts.values()) == 30
+    assert one.parts["unexplained"] == sum(one.parts.values()) == 30
+    assert one.gpu["idle_elsewhere"] == 10 and set(timeline.gaps()["cause"]) == {"idle_elsewhere"}
 
 
 def test_only_events_that_are_neither():
@@ -281,6 +282,18 @@ def test_times_whose_sum_is_no_number_and_steps_without_end():
     assert len(timeline.events) == whole_before + 1
     assert timeline.completeness["skipped"]["time or duration is no number"] == 1
     assert set(timeline.steps["step"]) == {1, 2}
+
+
+@pytest.mark.parametrize("time", ["Infinity", '"sNaN"', '"-inf"', "1e9999999", '"1e99999999999"'])
+@pytest.mark.parametrize("phases", [("X",), ("B", "E")])
+def test_a_time_that_is_no_time_costs_its_own_event_only(time, phases):
+    trace = sample()
+    for ph in phases:
+        trace.add("cpu_op", "odd", 120, 1)
+        trace.events[-1] |= {"ph": ph, "ts": "MARK"}
+    timeline = of(trace.text().replace(b'"MARK"', time.encode()))
+    assert list(timeline.events["name"]) == list(sample().timeline().events["name"])
+    assert "1 events left out: time or duration is no number" in timeline.complete()
 
 
 def test_a_packed_trace_of_a_few_bytes_says_that_it_is_cut(tmp_path):

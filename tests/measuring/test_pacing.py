@@ -4,6 +4,7 @@ import pytest
 
 from cgkit import recordings
 from cgkit.measuring.pacing import pacing, queued_us, sum_of_max_us
+from tests.measuring.synthetic import Trace, eager_step
 
 
 def test_where_one_side_is_always_slower_all_agree():
@@ -27,3 +28,16 @@ def test_every_kernel_of_a_recorded_step_belongs_to_a_launch(mode, launches):
     assert (paced["cpu_us"] >= 0).all()
     assert bill.gpu["busy"] <= paced["gpu_us"].sum() <= bill.wall_us
     assert queued_us(paced["cpu_us"], paced["gpu_us"]) <= bill.wall_us
+
+
+def test_launches_of_the_next_step_and_of_another_process_set_no_pace():
+    trace = Trace()
+    for number, start in ((1, 0), (2, 100)):  # the GPU's work of the first runs on while the second launches
+        trace.step(number, start, 100)
+        for i in range(2):
+            trace.gpu(start + 80 + 50 * i, 50, trace.call("launch", start + 10 + 20 * i, 5))
+    other = Trace(pid=200, device=1, correlation=5000)
+    eager_step(other, 5, 1, number=None)
+    trace.events += other.events
+    paced = pacing(trace.timeline())
+    assert paced.to_dict("list") == {"cpu_us": [15, 20], "gpu_us": [50, 50], "kernels": [1, 1]}

@@ -1,5 +1,9 @@
 """Structure of the static pictures: which elements are there and how long they are. All data is synthetic."""
 
+import io
+import re
+from xml.etree import ElementTree
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -9,11 +13,14 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from cgkit import recordings
+from cgkit.measuring import bill
 from cgkit.measuring.timeline import Timeline
 from cgkit.plotting import About, svg, title_of
 from cgkit.plotting import timeline_layout as rows_of
+from cgkit.plotting.explore.pack import pack
 from cgkit.plotting.timeline_canvas import RASTERISE_ABOVE, short_name
 from cgkit.plotting.timeline_chart import compare_timelines, timeline
+from tests.measuring.synthetic import Trace
 from tests.plotting import timelines
 
 ABOUT = About("toy", "eager", "batch 1", "no device", emulated=True)
@@ -246,3 +253,67 @@ def test_a_name_is_no_wider_than_its_event():
     names = [text for text in ax.texts if text.get_text().startswith("cgkit")]
     assert len(names) == 4
     assert all(text.get_window_extent().width <= right - left for text in names)
+
+
+STRANGE = ("$\\frac{a$", "\x00\x01control", "two\nlines <b>&amp;</b> {0}", "\\$")
+
+
+def strange(name: str) -> pd.DataFrame:
+    trace = Trace()
+    trace.mark(f"cgkit:replay:{name}", 0, 1000)
+    trace.op(name, 0, 1000)
+    trace.gpu(200, 1000, trace.call("launch", 100, 50), name=name)
+    trace.events.append(
+        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "args": {"name": f"name {name}"}}
+    )
+    for event in trace.events:
+        event["pid"] = 99 if event["pid"] == 100 else event["pid"]  # not the main thread: it has its name
+    return trace.timeline().events
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strange_name_is_drawn_as_it_is_and_leaves_a_whole_svg(name):
+    about = About(f"model {name}", name, device=name)
+    for ax in (
+        timeline(strange(name), about),
+        compare_timelines([strange(name)], [name], about),
+        bill.plot([Timeline(strange(name), {"mode": name, "model": name}).bill()]),
+    ):
+        words = " ".join(re.sub("[\x00\x01]+", " ", name).split())
+        assert words in title_of(ax)
+        text = svg(ax, "alt")
+        assert words in " ".join("".join(ElementTree.fromstring(text).itertext()).split())
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+@pytest.mark.parametrize("draw", [timeline, lambda events: compare_timelines([events], ["mode " * 40])])
+def test_names_of_any_length_leave_room_for_the_drawing(draw):
+    ax = draw(strange("long name " * 30))
+    ax.figure.savefig(io.BytesIO())
+    assert ax.get_position().width > 0.25
+    assert max(map(len, legend(ax))) <= 36
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_a_mode_of_any_length_leaves_room_for_its_bill():
+    ax = bill.plot([Timeline(timelines.eager(), {"mode": "mode " * 40}).bill()])
+    ax.figure.savefig(io.BytesIO())
+    assert ax.get_position().width > 0.4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda e: e.drop(columns=["launched_by", "lane"]),
+            "no column lane, launched_by: draw Timeline.events",
+        ),
+        (lambda e: pd.concat([e, e]), "row 0 is there twice"),
+        (lambda e: e.assign(dur_us=e["dur_us"].where(e.index != 3)), r"1 events have no .* row 3"),
+    ],
+)
+@pytest.mark.parametrize("draw", [timeline, lambda e: compare_timelines([e], ["one"]), pack])
+def test_a_frame_of_which_no_true_picture_can_be_drawn_is_refused(draw, spoil, message):
+    with pytest.raises(ValueError, match=message):
+        draw(spoil(timelines.eager()))

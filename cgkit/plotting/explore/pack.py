@@ -38,6 +38,7 @@ def pack(
         gaps: idle times of the GPUs with their cause, as for :func:`cgkit.plotting.timeline_chart.timeline`.
         title: of the page; ``about``: the line of provenance; ``notes``: what a reader must know.
     """
+    rows_of.check(events)
     layout = rows_of.layout(events)
     shown = np.flatnonzero(layout.row >= 0)
     start = events["start_us"].to_numpy(float)
