@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -14,7 +15,7 @@ import torch
 
 import cgkit
 from cgkit import torch_hooks
-from cgkit.cli import main
+from cgkit.cli import build_parser, main
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "cgkit").rglob("*.py"))
@@ -148,6 +149,19 @@ def test_commands_of_the_readme_exist():
         with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()):
             main([command, "--help"])
         assert ended.value.code == 0, command
+
+
+PAGES = ("README.md", "data/README.md", "docs/zh/quickstart.md", "notebooks/README.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_options_of_the_pages_commands_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.S)
+    commands = [line for block in blocks for line in block.splitlines()]
+    commands += re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    for command in (command for command in commands if command.startswith("cgkit ")):
+        build_parser().parse_args(shlex.split(command, comments=True)[1:])
 
 
 def check_own_model(names):

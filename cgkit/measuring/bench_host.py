@@ -201,9 +201,13 @@ def host_time(
 
     Args:
         shape: a model of :mod:`cgkit.serving`, random weights.
+        batches: the numbers of requests in a step to measure at.
         paths: of :data:`cgkit.measuring.host_paths.PATHS`.
         device: "cuda" or "cpu" (emulated); None: the GPU if there is one.
+        layers: fewer than the shape has; None: all.
+        context: tokens in the KV cache of each request.
         rounds: turns of each step; 8 counted steps a turn.
+        compiler: "inductor" or "eager".
 
     Raises:
         ConfigError: an unknown shape or path, or a number that makes no sense.

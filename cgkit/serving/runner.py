@@ -59,11 +59,13 @@ class Runner:
     Args:
         model: its parameters tell device and type; see :func:`cgkit.serving.load_model` and :func:`cgkit.adopt`.
         tokenizer: needed for prompts that are text; a :class:`cgkit.serving.tokenizer.Tokenizer`.
+        config: how it is compiled and recorded; None: the defaults.
         max_num_seqs: requests in one step; None: what ``config`` says.
         max_model_len: tokens of one request, prompt and answer; None: the model's, at most 2048.
         max_num_batched_tokens: tokens in one step; longer prompts are prefilled in several. None:
             what ``config`` says, else ``max_model_len`` or the largest recorded size. At least
             ``max_num_seqs``.
+        block_size: tokens of one block of the KV cache.
         kv_cache_tokens: room in the KV cache; None: every request at its longest, at most 1 GiB.
         attention_support: for which batches attention may stand in a graph. Ours for any; less shows what
             becomes of a mode then (:func:`cgkit.capturing.modes.resolve_cudagraph_mode`).

@@ -64,6 +64,7 @@ def load_model(
             once into the cache folder), a folder with ``config.json`` and ``*.safetensors`` as
             ``transformers`` writes them, a ``.gguf`` file, or a shape of
             :data:`cgkit.serving.llama.PRESETS` with random weights.
+        dtype, device: of the parameters.
         seed: of the random weights.
 
     Raises:

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> Report:
         else:
             module = None
             model, call = _of_transformers(args.model, args.inputs)
-        others = [_inputs(model, module, code) for code in args.other or ()]
+        others = [_inputs(model, module, code, "inputs of --other") for code in args.other or ()]
         report = doctor_of_call(model, call, config, args.check, others)
     words = _words(args)
     report.findings = [replace(each, command=shlex.join([*words, "--check", each.check])) for each in report]
@@ -219,7 +219,9 @@ def _by_itself(path: Path) -> ModuleType:
     return module
 
 
-def _inputs(model: nn.Module, module: ModuleType | None, code: str | None) -> Any:
+def _inputs(
+    model: nn.Module, module: ModuleType | None, code: str | None, what: str = "example inputs"
+) -> Any:
     if code is None and not hasattr(model, "example_inputs"):
         raise CgkitError(
             f"{type(model).__name__} has no method example_inputs: add one that gives the arguments of a call, or "
@@ -236,7 +238,7 @@ def _inputs(model: nn.Module, module: ModuleType | None, code: str | None) -> An
             return names[name]()
         return eval(name, {**names, "torch": torch, "model": model})  # the user's own text
     except (Exception, SystemExit) as error:
-        raise CgkitError(f"the example inputs ({name}) raise {type(error).__name__}: {error}") from error
+        raise CgkitError(f"the {what} ({name}) raise {type(error).__name__}: {error}") from error
 
 
 def _of_transformers(given: str, inputs: str | None) -> tuple[nn.Module, Call]:

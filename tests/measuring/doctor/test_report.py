@@ -155,6 +155,7 @@ def test_the_command_as_json(file, capfd, inputs):
         ("Needs", [], "The class is built without arguments"),
         ("Good", ["--inputs", "1 / 0"], "raise ZeroDivisionError"),
         ("Good", ["--inputs", "(torch.ones(2, 2), 1)"], "do not fit Good.forward"),
+        ("Good", ["--other", "1 / 0"], "the inputs of --other (1 / 0) raise ZeroDivisionError"),
         ("Good", ["--check", "nothing"], "no such check: nothing"),
     ],
 )
