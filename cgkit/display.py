@@ -55,6 +55,12 @@ def html_page(thing: Any, files: Sequence[tuple[str, str]]) -> str:
         )
 
 
+def shortened(value: Any, most: int = 60) -> str:
+    """``repr(value)`` for an error's message, cut after ``most`` characters: a broken file may hold anything."""
+    shown = repr(value)
+    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown):,} characters)"
+
+
 class Shown:
     """Mixin: rich display in a notebook, the plain ``repr`` everywhere else."""
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cgkit.display import shortened
 from cgkit.errors import ConfigError
-from cgkit.files import whole_file
+from cgkit.files import check_writable, whole_file
 from cgkit.measuring.compare_sizes import SizesComparison, compare_sizes, readable
 from cgkit.measuring.histogram_file import read_histogram
 from cgkit.measuring.padding import named_ladder
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode", default="FULL", choices=list(REPLAYED), help="what is recorded (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-num-seqs", type=_positive, default=256, metavar="N", help="(default: %(default)s)"
+        "--max-num-seqs", type=_seats, default=256, metavar="N", help="(default: %(default)s)"
     )
     parser.add_argument(
         "--step-cost",
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> PlanResult:
     out = _picture(args.out)
     cost = (
         StepCost.read(args.step_cost, args.mode)
-        if args.step_cost
+        if args.step_cost is not None
         else recorded_step_cost(args.shape, args.mode)
     )
     memory = _memory(args)
@@ -177,16 +178,20 @@ def run(args: argparse.Namespace) -> PlanResult:
 # --- inside ----------------------------------------------------------------------------------------------
 
 
+def _whole(text: str, least: int = 0, most: int = 10**9) -> int:
+    """A number for argparse; limited, so that no float that is made of it overflows."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a whole number from {least} to {most:,}")
+    return int(text)
+
+
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+    return _whole(text, 1)
 
 
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+def _seats(text: str) -> int:
+    """Lists of engines have a size every few of them: with more they would not fit into memory."""
+    return _whole(text, 1, 2**16)
 
 
 def _number(text: str) -> float:
@@ -246,7 +251,7 @@ def _layers(shape: str) -> int:
 
 def _steps(args: argparse.Namespace, cost: StepCost) -> tuple[SimulatedTraffic | None, Any]:
     """The traffic, if it is simulated, and the histogram."""
-    if args.histogram:
+    if args.histogram is not None:
         if args.split or args.speed != 1:
             raise ConfigError(
                 "--split and --speed say how a --trace is served; the steps of a --histogram are there already. For "
@@ -349,13 +354,13 @@ def _mixed(histogram: Any) -> bool:
 
 
 def _picture(out: str | None) -> Path | None:
-    """The chart's file, if its ending is known."""
+    """The chart's file, if its ending is known and it can be written: asked before the work, not after it."""
     if out is None:
         return None
     path = Path(out)
     if path.suffix.lower() not in _PICTURES + _PAGES:
         raise ConfigError(f"--out {out}: name it {', '.join(_PICTURES + _PAGES[:1])}")
-    return path
+    return check_writable(out)
 
 
 def _write(result: PlanResult, path: Path) -> None:

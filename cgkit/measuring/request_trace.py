@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cgkit import events
+from cgkit.display import shortened
 from cgkit.errors import CgkitError
 
 #: What a column may be called: (when, prompt, generated).
@@ -25,6 +26,8 @@ COLUMNS = (
     ("arrival_s", "prompt_tokens", "output_tokens"),
 )
 _TOO_LONG = 2**31
+#: Seconds: after the last year that a date can have, and before now in milliseconds since 1970.
+_TOO_LATE = 1e12
 
 
 class RequestTraceError(CgkitError, ValueError):
@@ -80,7 +83,7 @@ def read_requests(path: str | Path) -> RequestTrace:
             return _read(file, path.name, os.fstat(file.fileno()).st_size)
     except UnicodeDecodeError as error:
         raise RequestTraceError(
-            f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start})"
+            f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start}); unpack a compressed file first"
         ) from error
     except OSError as error:
         raise RequestTraceError(f"{path}: it cannot be read ({error.strerror})") from error
@@ -151,10 +154,14 @@ def _time(text: str, where: str) -> float:
             value = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
         except ValueError:
             raise RequestTraceError(
-                f"{where}: {text!r} is neither a date with a time nor a number of seconds"
+                f"{where}: {shortened(text)} is neither a date with a time nor a number of seconds"
             ) from None
     if not math.isfinite(value):
-        raise RequestTraceError(f"{where}: {text!r} is no time")
+        raise RequestTraceError(f"{where}: {shortened(text)} is no time")
+    if abs(value) >= _TOO_LATE:
+        raise RequestTraceError(
+            f"{where}: {shortened(text)} seconds are beyond any date; give seconds, not milli-, micro- or nanoseconds"
+        )
     return value
 
 
@@ -163,8 +170,8 @@ def _length(text: str, where: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise RequestTraceError(f"{where}: {text!r} is no whole number of tokens") from None
+        raise RequestTraceError(f"{where}: {shortened(text)} is no whole number of tokens") from None
     if not 1 <= value < _TOO_LONG:
         wrong = "at least 1" if value < 1 else f"below {_TOO_LONG:,}"
-        raise RequestTraceError(f"{where}: {value} tokens; a length is {wrong}")
+        raise RequestTraceError(f"{where}: {shortened(value)} tokens; a length is {wrong}")
     return value

@@ -31,6 +31,9 @@ from cgkit.errors import ConfigError
 from cgkit.measuring.request_trace import RequestTrace
 from cgkit.measuring.step_cost import StepCost
 
+#: Of traffic: some ten thousand years. Far beyond it a float tells no step from the next.
+_LONGEST_S = 1e12
+
 
 @dataclass(repr=False)
 class SimulatedTraffic(Shown):
@@ -137,6 +140,8 @@ def simulate_traffic(
         )
     if not (isinstance(speed, (int, float)) and 0 < speed < math.inf):
         raise ConfigError(f"speed={speed!r}: give a positive number")
+    if trace.arrivals and trace.arrivals[-1] / speed > _LONGEST_S:
+        raise ConfigError(f"speed={speed!r}: the last request would come after more than {_LONGEST_S:.0e} s")
     milliseconds = step_cost.replayed if isinstance(step_cost, StepCost) else step_cost
     queue = _Queue(trace, milliseconds, max_num_seqs, max_num_batched_tokens, float(speed), split)
     return queue.run()

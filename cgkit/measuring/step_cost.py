@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -148,12 +149,12 @@ class StepCost(Shown):
 
         path = Path(path)
         try:
-            if path.suffix == ".json":
-                facts = json.loads(path.read_text(encoding="utf-8"))
+            if path.suffix.lower() == ".json":
+                facts = json.loads(path.read_text(encoding="utf-8-sig"))
                 frame = pd.DataFrame(facts["rows"] if isinstance(facts, dict) else facts)
             else:
-                frame = pd.read_csv(path)
-        except (OSError, ValueError, KeyError, UnicodeDecodeError) as error:
+                frame = _csv(path)
+        except Exception as error:  # whatever a broken file makes pandas and its unpackers raise
             raise ConfigError(
                 f"step cost {path}: it cannot be read as CSV with a header or as the JSON of cgkit bench crossover "
                 f"({type(error).__name__}: {error})"
@@ -246,6 +247,16 @@ def _of_pairs(given: Mapping[Any, Any], source: str) -> StepCost:
     return StepCost(replayed, uncaptured, source=source)
 
 
+def _csv(path: Path) -> Any:
+    """The table in ``path``. Where rows have more cells than the header, pandas would take the first column for an
+    index and each other for its neighbour: empty cells at their end are left out, and others are an error."""
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return pd.read_csv(path, index_col=False)
+
+
 def _of_frame(frame: Any, mode: str, source: str) -> StepCost:
     columns = list(frame.columns)
     size = next((name for name in _SIZE_COLUMNS if name in columns), None)
@@ -266,12 +277,12 @@ def _of_frame(frame: Any, mode: str, source: str) -> StepCost:
         "order" in columns and (frame["order"] == "in turn").any()
     ):  # of cgkit bench modes: only what ran interleaved
         frame = frame[frame["order"] == "in turn"]
-    there = list(dict.fromkeys(frame["mode"]))
+    there = list(dict.fromkeys(map(str, frame["mode"])))
     wanted = REPLAYED.get(mode, mode)
     slow = next((name for name in UNCAPTURED if name in there), None)
     if wanted not in there or slow is None:
         missing = wanted if wanted not in there else " or ".join(UNCAPTURED)
-        raise ConfigError(f"no rows of the mode {missing} (there are {', '.join(map(str, there))})")
+        raise ConfigError(f"no rows of the mode {missing} (there are {', '.join(there)})")
     return StepCost(
         _points(frame[frame["mode"] == wanted], size, "wall_ms"),
         _points(frame[frame["mode"] == slow], size, "wall_ms"),
@@ -287,4 +298,6 @@ def _points(frame: Any, size: str, cost: str) -> dict[int, float]:
         numbers = frame.assign(**{name: pd.to_numeric(frame[name]) for name in (size, cost)})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"column {size} or {cost} holds something that is no number ({error})") from error
+    if (numbers[size].isna() & numbers[cost].notna()).any():
+        raise ConfigError(f"column {size} has no number in a row whose {cost} has one")
     return dict(numbers.groupby(size)[cost].median().items())

@@ -131,10 +131,18 @@ _COUNTED = ("kernels", "kernels_tied", "kernels_in_graphs", "launches", "graph_l
 
 def _writable(out: str | Path, traces: Sequence[str | Path]) -> Path:
     """``out``, if a file can be written there that is no trace: asked before the work, not after it."""
-    path = Path(out)
-    if any(path.exists() and Path(one).exists() and path.samefile(one) for one in traces):
+    path = check_writable(out)
+    if any(_is_file(path, one) for one in traces):
         raise CgkitError(f"out={str(path)!r} is one of the traces; name another file")
-    return check_writable(out)
+    return path
+
+
+def _is_file(path: Path, other: str | Path) -> bool:
+    """Whether both are there and the same."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
 
 
 def _write(path: Path, text: str) -> None:

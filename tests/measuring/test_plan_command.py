@@ -154,6 +154,9 @@ def test_the_chart(histogram, tmp_path, capfd, ending):
         (["--histogram", "HISTOGRAM", "--out", "x.gif"], "--out x.gif"),
         (["--histogram", "HISTOGRAM", "--step-cost", "nowhere.csv"], "nowhere.csv"),
         (["--histogram", "nowhere.json"], "nowhere.json"),
+        (["--histogram", ""], "it cannot be read"),
+        (["--histogram", "HISTOGRAM", "--step-cost", ""], "it cannot be read"),
+        (["--trace", "TRACE", "--speed", "1e-320"], "speed=1e-320: the last request would come after"),
         (
             ["--trace", "HISTOGRAM"],
             "line 1: the columns TIMESTAMP, ContextTokens, GeneratedTokens are missing",
@@ -177,12 +180,23 @@ def test_what_makes_no_sense_is_one_line(histogram, trace, capfd, arguments, sai
         ["--trace", "a", "--histogram", "b"],
         ["--trace", "a", "--max-graphs", "-1"],
         ["--trace", "a", "--speed", "x"],
+        ["--trace", "a", "--max-num-seqs", "1000000000"],
+        *(["--trace", "a", name, "9" * 400] for name in ("--largest", "--max-graphs", "--splits")),
     ],
 )
 def test_wrong_usage(arguments):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["plan", *arguments])
     assert stopped.value.code == 2
+
+
+def test_a_chart_that_cannot_be_written_is_said_before_the_work(trace, tmp_path, capfd):
+    (tmp_path / "folder.png").mkdir()
+    for out in (f"{tmp_path}/folder.png", f"{tmp_path}/new.png/"):
+        status, text, err = run(capfd, "--trace", trace, "--out", out)
+        assert (status, text) == (1, "") and "simulating" not in err
+        assert "it is a folder); name another file" in err
+    assert not (tmp_path / "new.png").exists()
 
 
 def test_nothing_may_be_recorded(histogram, capfd):

@@ -68,6 +68,11 @@ def test_other_names_orders_times_and_line_ends(tmp_path):
         (f"{HEADER}\n2.0,1.5,1\n", "line 2, column ContextTokens: '1.5'"),
         (f"{HEADER}\nsoon,1,1\n", "line 2, column TIMESTAMP: 'soon' is neither"),
         (f"{HEADER}\nnan,1,1\n", "line 2, column TIMESTAMP: 'nan' is no time"),
+        (f"{HEADER}\n1700157711163,1,1\n", "line 2, column TIMESTAMP: '1700157711163' seconds .* not milli-"),
+        (
+            f"{HEADER}\n0,{'9' * 5000},1\n",
+            r"line 2, column ContextTokens: '9{59}\.\.\. \(5,002 characters\) is no",
+        ),
     ],
 )
 def test_bad_files_name_line_and_column(tmp_path, text, said):
@@ -77,8 +82,9 @@ def test_bad_files_name_line_and_column(tmp_path, text, said):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00abc")
-    with pytest.raises(RequestTraceError, match="UTF-8"):
-        read_requests(tmp_path / "x.csv")
+    for read in (read_requests, read_histogram):
+        with pytest.raises(CgkitError, match=r"UTF-8 .*; unpack a compressed file first"):
+            read(tmp_path / "x.csv")
     with pytest.raises(RequestTraceError, match="No such file"):
         read_requests(tmp_path / "nowhere.csv")
     with pytest.raises(CgkitError, match="cannot be read"):
@@ -128,6 +134,25 @@ def test_histograms_of_every_form(tmp_path):
         ("a.json", "[{}]", "entry 1"),
         ("a.json", '{"x": 2}', "entry 1, column batch_size: 'x'"),
         ("a.json", '[{"batch": 2, "count": null}]', "entry 1, column count"),
+        ("a.csv", f"batch_size,count\n1,{'1' * 200_000}\n", "a.csv: this is no CSV .field larger"),
+        (
+            "a.csv",
+            "batch_size,count\n1,1e308\n",
+            "line 2, column count: '1e308' is no number of steps .* below",
+        ),
+        (
+            "a.csv",
+            f"batch_size,count\n{2**31},1\n",
+            "line 2, column batch_size: '2147483648' .* below 2,147,483,648",
+        ),
+        (
+            "a.csv",
+            "batch,count,kind\n1,2,decode\n2,3,\n",
+            "1 of 2 rows have no kind, .* row 2; give each decode or",
+        ),
+        ("a.json", "[" * 100_000, "no JSON"),
+        ("a.JSON", "3", "give an object"),
+        ("a.json", '{"8": 1, "8": 2}', "a.json: '8' stands there twice"),
     ],
 )
 def test_bad_histograms_name_where(tmp_path, name, text, said):

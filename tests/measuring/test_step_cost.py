@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 
@@ -96,6 +97,44 @@ def test_files(tmp_path):
             StepCost.read(tmp_path / name)
     with pytest.raises(ConfigError, match="nothing"):
         StepCost.read(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("surplus.csv", b"batch,replayed_ms,uncaptured_ms\n1,0,2,5\n", "does not match length of data"),
+        (
+            "hole.csv",
+            b"batch,replayed_ms,uncaptured_ms\n1,2,3\n,4,5\n",
+            "batch has no number in a row whose repl",
+        ),
+        ("cut.csv.gz", gzip.compress(b"batch,replayed_ms\n1,2\n")[:-9], "EOFError"),
+        ("no.zip", b"x", "BadZipFile"),
+        ("deep.json", b"[" * 100_000, "RecursionError"),
+        (
+            "list.json",
+            b'[{"batch": 1, "mode": ["x"], "wall_ms": 2}]',
+            "no rows of the mode FULL .there are .'x'",
+        ),
+    ],
+)
+def test_a_broken_file_is_no_cost(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"step cost .*{name}: .*{said}"):
+        StepCost.read(tmp_path / name)
+
+
+def test_a_comma_at_the_end_of_each_row_moves_no_column(tmp_path):
+    """Else pandas takes the first column for an index, and the first cost for the batch."""
+    (tmp_path / "x.csv").write_text("batch,replayed_ms,uncaptured_ms\n1,2,3,\n64,4,5,\n")
+    cost = StepCost.read(tmp_path / "x.csv")
+    assert cost.points == (1, 64) and (cost.replayed(64), cost.uncaptured(64)) == (4, 5)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_file(tmp_path):
+    row = '[{"batch": 1, "replayed_ms": 1, "uncaptured_ms": 2}]'
+    (tmp_path / "x.JSON").write_text(row, encoding="utf-8-sig")
+    assert StepCost.read(tmp_path / "x.JSON").uncaptured(1) == 2
 
 
 @pytest.mark.parametrize("shape", ["llama-3.2-1b", "llama-3.1-8b"])

@@ -171,3 +171,10 @@ def test_the_page_is_never_written_over_a_trace_or_in_place_of_a_folder(trace, t
     with pytest.raises(CgkitError, match="it is a folder"):
         timeline_command.run([trace], out=f"{tmp_path}/pages/")
     assert not (tmp_path / "pages").is_file()
+
+
+@pytest.mark.parametrize("long", ["trace", "out"])
+def test_a_name_that_no_file_can_have(tmp_path, long):
+    trace = tmp_path / ("n" * 300 if long == "trace" else "trace.json")
+    with pytest.raises(CgkitError, match="nnn"):
+        timeline_command.run([trace], out=tmp_path / ("n" * 300 if long == "out" else "page.html"))

@@ -70,7 +70,8 @@ class CacheDifference(Shown):
         head = self.note or f"keys {self.a.digest} and {self.b.digest}"
         if not self.differences:
             return f"{head}: no difference"
-        return "\n".join([f"{head}: {len(self)} differences", *(f"  {each}" for each in self.differences)])
+        text = "\n".join([f"{head}: {len(self)} differences", *(f"  {each}" for each in self.differences)])
+        return text.encode("utf-8", "backslashreplace").decode()  # a source or a setting that is no UTF-8
 
 
 def explain_cache(key_a: CacheKey | str | Path, key_b: CacheKey | str | Path) -> CacheDifference:
@@ -134,8 +135,8 @@ def _key(given: CacheKey | str | Path) -> CacheKey:
     if isinstance(given, CacheKey):
         return given
     folder = Path(given)
-    if not folder.is_dir():
-        matches = sorted(keys_folder().glob(f"{given}*"))
+    if not _is_folder(folder):
+        matches = [each for each in entries() if each.name.startswith(str(given))]
         if len(matches) != 1:
             known = ", ".join(each.name for each in entries()) or "none"
             raise ConfigError(f"{given} names {len(matches)} keys in {cache_root()}; there are: {known}")
@@ -146,6 +147,13 @@ def _key(given: CacheKey | str | Path) -> CacheKey:
             f"{folder} holds no readable cache_key_factors.json; give the folder of a cache key"
         )
     return key
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no file can have such a name
+        return False
 
 
 def _differences(a: CacheKey, b: CacheKey) -> list[Difference]:

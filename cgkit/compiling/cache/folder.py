@@ -150,7 +150,7 @@ def read_key(folder: Path) -> CacheKey | None:
         try:
             factors = json.loads((place / FACTORS_FILE).read_text(encoding="utf-8"))
             parts = {name: dict(factors[name]) for name in FACTORS}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         return CacheKey(**parts, sources=_sources(place))
     return None

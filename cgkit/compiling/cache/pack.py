@@ -30,8 +30,10 @@ def pack(file: str | Path, root: Path | None = None) -> list[str]:
     if not folders:
         raise ConfigError(f"the cache at {root or cache_root()} is empty: compile something first, then pack")
     file = Path(file)
-    part = file.with_name(f".{file.name}.part")
     with _disk_said(f"{file} cannot be written"):
+        if file.is_dir():
+            raise ConfigError(f"{file} is a folder: name a file to pack into")
+        part = file.with_name(f".{file.name}.part")
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with tarfile.open(part, "w:gz") as archive:
@@ -51,13 +53,13 @@ def unpack(file: str | Path, root: Path | None = None) -> list[str]:
     Raises:
         ConfigError: ``file`` is no packed cache, or the cache's folder cannot be written; nothing was put anywhere.
     """
-    into = keys_folder(root)
+    file, into = Path(file), keys_folder(root)
     with _disk_said(f"{file} cannot be unpacked into {into}; CGKIT_CACHE_DIR names another folder"):
         make_private(into)
         return _unpack(file, into)
 
 
-def _unpack(file: str | Path, into: Path) -> list[str]:
+def _unpack(file: Path, into: Path) -> list[str]:
     with tempfile.TemporaryDirectory(dir=into, prefix=".unpack-") as scratch:
         try:
             with tarfile.open(file, "r:gz") as archive:
@@ -70,7 +72,8 @@ def _unpack(file: str | Path, into: Path) -> list[str]:
             raise ConfigError(
                 f"{file} is no packed compile cache ({type(error).__name__}: {error})"
             ) from None
-        folders = [each for each in Path(scratch).iterdir() if read_key(each) is not None]
+        there = [each for each in Path(scratch).iterdir() if not each.is_symlink()]
+        folders = [each for each in there if read_key(each) is not None]
         if not folders:
             raise ConfigError(
                 f"{file} is no packed compile cache: no key with its {len(FACTORS)} factors in it"
@@ -89,7 +92,8 @@ def _disk_said(what: str) -> Iterator[None]:
 def _put(folder: Path, target: Path) -> str:
     """Moves a key into place; where it is there already, only the files that are missing in it."""
     for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o700 if path.is_dir() else 0o600)
+        if not path.is_symlink():  # what it names may be gone, or another key's
+            path.chmod(0o700 if path.is_dir() else 0o600)
     try:
         os.rename(folder, target)
     except OSError:  # there is one: its files are whole, so they stay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import tarfile
@@ -119,6 +120,17 @@ def test_ranks_have_folders_of_their_own(tmp_path, monkeypatch):
 def test_unknown_keys_are_named(cache_dir):
     with pytest.raises(ConfigError, match="names 0 keys"):
         explain_cache("0123456789", key())
+    for name in ("/no/such/folder", "x" * 300, "*", "["):
+        with pytest.raises(ConfigError, match="names 0 keys"):
+            explain_cache(name, key())
+
+
+def test_what_is_no_utf_8_can_be_printed(monkeypatch):
+    """As ``os.environ`` and a source in another encoding have it: with a surrogate for each such byte."""
+    before = key()
+    monkeypatch.setenv("CXX", "g++\udcff")
+    text = repr(explain_cache(before, key()))
+    assert text.encode() and "g++\\udcff in the other" in text
 
 
 @given(st.binary(), st.binary(min_size=1, max_size=40), st.integers(0, 10**6))
@@ -276,6 +288,41 @@ def test_a_packed_file_that_is_none(tmp_path, cache_dir):
         with pytest.raises(ConfigError, match="no packed compile cache"):
             unpack(tmp_path / name)
     assert os.listdir(cache_dir / "torch_compile_cache") == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", ".."])
+def test_a_folder_is_no_packed_file(name, cache_dir):
+    key_on_disk(places.rank_folder(key()))
+    with pytest.raises(ConfigError, match="is a folder: name a file to pack into"):
+        pack(name)
+    with pytest.raises(ConfigError, match="no packed compile cache"):
+        unpack(name)
+
+
+def test_links_in_a_packed_file(tmp_path, cache_dir):
+    """Within its key a link stays what it is, dangling or not; a link in a key's place is left out."""
+    content = key_on_disk(tmp_path / "key").read_bytes()
+    with tarfile.open(tmp_path / "x.tgz", "w:gz") as archive:
+        for name, link in (("a", None), ("a/rank_0_0/gone", "nowhere"), ("b", "a"), ("c", None)):
+            member = tarfile.TarInfo(name)
+            if link:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+                archive.addfile(member)
+                continue
+            member.name = f"{name}/rank_0_0/{places.FACTORS_FILE}"
+            body = b"[" * 100_000 if name == "c" else content
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    assert unpack(tmp_path / "x.tgz") == ["a"]
+    assert [each.name for each in places.entries()] == ["a"]
+    assert (cache_dir / "torch_compile_cache" / "a" / "rank_0_0" / "gone").is_symlink()
+
+
+def key_on_disk(folder: Path) -> Path:
+    """The file of factors of a key in ``folder``."""
+    places.make_private(folder)
+    places.write_key(folder, key())
+    return folder / places.FACTORS_FILE
 
 
 def test_packing_onto_a_disk_that_refuses(tmp_path, cache_dir, monkeypatch):
