@@ -193,9 +193,15 @@ def test_a_benchmark_draws_its_chart(monkeypatch, capfd, tmp_path):
     out = tmp_path / "new" / "chart.svg"
     assert cli.main(["bench", "dedup", "--out", str(out)]) == 0
     assert "20 times the layers" in out.read_text() and f"drawn: {out}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bench", "option"), [("dedup", "--out"), ("headline", "--svg"), ("host", "--svg"), ("serve", "--chart")]
+)
+def test_a_picture_that_cannot_be_drawn_is_said_before_anything_is_measured(bench, option, capfd):
     with pytest.raises(SystemExit):
-        cli.main(["bench", "dedup", "--out", "chart.gif"])
-    assert "does not end in .png or .svg" in capfd.readouterr().err
+        cli.main(["bench", bench, option, "chart.gif"])
+    assert "'chart.gif' does not end in .png, .svg or .pdf" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("bench", ["adaptors", "custom-ops", "dedup", "passes", "startup", "static"])

@@ -17,22 +17,28 @@ CHARTS: dict[str, tuple[str, str]] = {
     "startup": ("start_charts", "startup"),
     "static": ("compile_charts", "static"),
 }
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".pdf")
 
 
 def add_out(parser: argparse.ArgumentParser, bench: str) -> None:
     """Adds ``--out`` to the options of a benchmark that has a chart."""
     if bench in CHARTS:
         parser.add_argument(
-            "--out", dest="picture", type=picture_file, metavar="FILE.png|svg", help="draw the chart there"
+            "--out",
+            dest="picture",
+            type=picture_file,
+            metavar="FILE.png|svg|pdf",
+            help="draw the chart there",
         )
 
 
 def picture_file(text: str) -> Path:
-    """A path that ends in .png or .svg, for argparse: said before anything is measured."""
+    """A path that ends as a picture does, for argparse: said before anything is measured."""
     path = Path(text)
-    if path.suffix not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(FORMATS)}")
+    if path.suffix.lower() not in FORMATS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
     return path
 
 

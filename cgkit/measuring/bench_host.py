@@ -23,6 +23,7 @@ from cgkit.config import CUDAGraphMode
 from cgkit.display import Shown
 from cgkit.errors import CaptureError, ConfigError
 from cgkit.files import whole_file
+from cgkit.measuring.bench_charts import picture_file
 from cgkit.measuring.decode_bench import COUNTED, DecodeBench, Times, any_shape
 from cgkit.measuring.host_paths import (
     AROUND,
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compiler", default="inductor", choices=["inductor", "eager"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV, with a manifest beside it")
-    parser.add_argument("--out", "--svg", dest="svg", metavar="FILE", help="draw the bars")
+    parser.add_argument("--out", "--svg", dest="svg", type=picture_file, metavar="FILE", help="draw the bars")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

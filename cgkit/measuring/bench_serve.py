@@ -16,6 +16,7 @@ from cgkit import events
 from cgkit.config import CompilationConfig, CUDAGraphMode
 from cgkit.errors import CaptureError, ConfigError
 from cgkit.files import whole_file
+from cgkit.measuring.bench_charts import picture_file
 from cgkit.measuring.decode_bench import shape_of
 from cgkit.measuring.make_requests import FittedRequests, fit_requests, synthetic_requests
 from cgkit.measuring.request_trace import read_requests
@@ -84,7 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--histogram", metavar="FILE", help="batch sizes of the first mode, for cgkit plan --histogram"
     )
-    parser.add_argument("--out", "--chart", dest="chart", metavar="FILE", help="a picture (svg, png or pdf)")
+    parser.add_argument(
+        "--out",
+        "--chart",
+        dest="chart",
+        type=picture_file,
+        metavar="FILE",
+        help="a picture (svg, png or pdf)",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

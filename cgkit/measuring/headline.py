@@ -29,6 +29,7 @@ import torch
 from cgkit import events
 from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.files import whole_file
+from cgkit.measuring.bench_charts import picture_file
 from cgkit.measuring.first_call import empty_caches, environment_with_caches, first_calls
 from cgkit.measuring.headline_frame import MODES, ROAD, goals, headline_frame
 from cgkit.measuring.headline_model import LAST, Options, any_shape, as_json, measure
@@ -71,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: emulated, a dry run")
     parser.add_argument("--limit-s", type=float, default=420.0, help="begin no part after so many seconds")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV, with a manifest beside it")
-    parser.add_argument("--out", "--svg", dest="svg", metavar="FILE", help="draw the table")
+    parser.add_argument(
+        "--out", "--svg", dest="svg", type=picture_file, metavar="FILE", help="draw the table"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
