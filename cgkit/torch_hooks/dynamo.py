@@ -221,7 +221,7 @@ def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
     ``key`` what a dictionary, or an object of its attributes, was asked for. Empty where Dynamo keeps its guards
     otherwise: nothing breaks then, but less of the arguments is checked (tests/test_silently_wrong.py fails).
 
-    Run on torch 2.13 (CPU) only.
+    Run on torch 2.11 and 2.13 (CPU).
     """
     found = []
     guards = getattr(getattr(context, "guards_context", None), "dynamo_guards", ())
@@ -232,5 +232,7 @@ def dynamo_guards(context: Any) -> list[tuple[str, str, Any]]:
         bound = getattr(build, "keywords", None) or {}
         positional = getattr(build, "args", ())
         key = bound.get("key", bound.get("attr", positional[0] if positional else None))
+        if kind == "HASATTR" and key is None:  # 2.11 has what was asked for in the source's text
+            source, _, key = str(source).rpartition(".")
         found.append((str(source), kind, key))
     return found
