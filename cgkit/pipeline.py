@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar, overload
+from types import FunctionType
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ from cgkit.errors import CaptureError, CgkitError, ConfigError
 from cgkit.kernels.custom_op import apply_custom_ops
 from cgkit.splitting import SplitGraph
 from cgkit.tracing import TracedGraph, infer_dynamic_arg_dims
-from cgkit.tracing.own_code import own_forward, with_forward
+from cgkit.tracing.own_code import own_forward, with_forward, with_own_code
 
 M = TypeVar("M", bound=type[nn.Module])
 
@@ -48,6 +50,7 @@ _CONFIG = "_cgkit_config"  # on an instance that was given one
 _STATE = "_cgkit_state"  # on an instance that was called
 _states: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
 _first_call = threading.Lock()
+_serial = itertools.count()
 
 
 @overload
@@ -258,7 +261,9 @@ class CompiledModel:
         events.emit(events.ModelSeen(name))
         if level is CompilationLevel.DYNAMO_AS_IS:
             events.emit(events.DynamoAsIs(name))
-            return torch.compile(self._forward(), backend=self.config.dynamo_backend)
+            # A code object of its own: Dynamo counts recompilations, and remembers sizes, by code.
+            own = with_own_code(cast(FunctionType, self._forward()), f"forward_of_{name}_{next(_serial)}")
+            return torch.compile(own, backend=self.config.dynamo_backend)
         return self._road(args, kwargs)
 
     def _forward(self) -> Callable[..., Any]:

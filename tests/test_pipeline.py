@@ -21,6 +21,7 @@ from cgkit import (
     register_op,
     set_forward_context,
     support_torch_compile,
+    torch_hooks,
 )
 from cgkit.errors import BufferWriteError, CaptureError, ConfigError, MovedInputError, TraceError
 
@@ -163,6 +164,26 @@ def test_no_guard_is_wrong_on_purpose(level: int, dispatch: str) -> None:
     assert torch.equal(model(torch.ones(4)), torch.full((4,), 2.0))
     expected = 100.0 if level < 2 else 2.0  # levels 2 and 3 check no guard: the first branch was traced
     assert torch.equal(model(torch.ones(3)), torch.full((3,), expected))
+
+
+def test_the_ninth_model_at_level_1_is_compiled_as_the_first() -> None:
+    """Dynamo compiles a code object eight times and then lets it run as it is."""
+    compiled: list[str] = []
+    hook = torch_hooks.register_bytecode_hook(lambda code, _: compiled.append(code.co_name))
+    try:
+        for scale in range(10):
+
+            @support_torch_compile
+            class Scaled(nn.Module):
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return x * scale  # noqa: B023
+
+            model = Scaled(compilation_config=CompilationConfig(level=1, cudagraph_mode="NONE", **EAGER))
+            for rows in (3, 4):
+                assert torch.equal(model(torch.ones(rows, 2)), torch.full((rows, 2), float(scale)))
+    finally:
+        hook.remove()
+    assert len(set(compiled)) == 10 and len(compiled) == 20  # and no model knows that another's sizes changed
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
