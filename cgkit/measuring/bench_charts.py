@@ -17,7 +17,7 @@ CHARTS: dict[str, tuple[str, str]] = {
     "startup": ("start_charts", "startup"),
     "static": ("compile_charts", "static"),
 }
-FORMATS = (".png", ".svg", ".pdf")
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def add_out(parser: argparse.ArgumentParser, bench: str) -> None:
@@ -35,9 +35,9 @@ def add_out(parser: argparse.ArgumentParser, bench: str) -> None:
 def picture_file(text: str) -> Path:
     """A path that ends as a picture does, for argparse: said before anything is measured."""
     path = Path(text)
-    if path.suffix.lower() not in FORMATS:
+    if path.suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(
-            f"{text!r} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            f"{text!r} does not end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
     return path
 

@@ -12,6 +12,7 @@ from typing import Any
 from cgkit.display import shortened
 from cgkit.errors import ConfigError
 from cgkit.files import check_writable, whole_file
+from cgkit.measuring.bench_charts import PICTURES
 from cgkit.measuring.compare_sizes import SizesComparison, compare_sizes, readable
 from cgkit.measuring.histogram_file import read_histogram
 from cgkit.measuring.padding import named_ladder
@@ -23,7 +24,6 @@ from cgkit.measuring.step_cost import REPLAYED, StepCost, recorded_step_cost
 
 MIB = 2**20
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b")
-_PICTURES = (".png", ".svg", ".pdf")
 _PAGES = (".html", ".htm")
 
 
@@ -358,8 +358,8 @@ def _picture(out: str | None) -> Path | None:
     if out is None:
         return None
     path = Path(out)
-    if path.suffix.lower() not in _PICTURES + _PAGES:
-        raise ConfigError(f"--out {out}: name it {', '.join(_PICTURES + _PAGES[:1])}")
+    if path.suffix.lower() not in PICTURES + _PAGES:
+        raise ConfigError(f"--out {out}: name it {', '.join(PICTURES + _PAGES[:1])}")
     return check_writable(out)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cgkit.plotting.style import ON_FILL, About, literal, new_axes, put_title, style
+from cgkit.plotting.style import LONGEST_NAME, ON_FILL, About, literal, new_axes, put_title, style
 from cgkit.plotting.timeline_layout import GAPS, PAINTS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _names(ax: Axes, modes: list[str]) -> None:
     """The modes beside their pairs of bars, outside of the tick labels."""
     for i, mode in enumerate(modes):
         ax.annotate(
-            literal(str(mode), 36),
+            literal(str(mode), LONGEST_NAME),
             (0, i),
             xycoords=("axes fraction", "data"),
             xytext=(-38, 0),

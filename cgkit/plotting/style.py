@@ -109,6 +109,7 @@ class About:
         return " · ".join(part for part in parts if part)
 
 
+LONGEST_NAME = 36  # characters of a mode's or a piece's name, with room left for the axes
 _UNDRAWABLE = re.compile("[\x00-\x1f\x7f\ufffe\uffff]+")
 
 

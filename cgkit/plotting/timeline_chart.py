@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cgkit.plotting import timeline_layout as rows_of
-from cgkit.plotting.style import INK, About, literal, new_axes, put_title, styled
+from cgkit.plotting.style import INK, LONGEST_NAME, About, literal, new_axes, put_title, styled
 from cgkit.plotting.timeline_canvas import Band, Canvas, Window
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LONGEST_LANE = 44  # characters of a label: beside it must stand the drawing
-_LONGEST_NAME = 36  # of a mode or a piece
 
 
 @styled
@@ -96,7 +95,7 @@ def compare_timelines(
         raise ValueError(
             f"{len(frames)} timelines, {len(names)} names, {len(windows)} windows: give one of each"
         )
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
     bands = [
         Band(rows_of.cut(frame, window), window, None, most_deep, colour, idle)
         for frame, window, idle in zip(frames, windows, gaps or [None] * len(frames))
@@ -190,7 +189,7 @@ def _legend(ax: Axes, canvases: list[Canvas]) -> int:
     used |= {label: paint for canvas in canvases for label, paint in canvas.gap_kinds.items()}
     handles = [
         Patch(facecolor=p.colour, hatch=p.hatch or None, edgecolor="white", linewidth=0, label=label)
-        for label, p in ((literal(label, _LONGEST_NAME), paint) for label, paint in used.items())
+        for label, p in ((literal(label, LONGEST_NAME), paint) for label, paint in used.items())
     ]
     if len(pieces) > 4:
         handles.append(Patch(facecolor="none", label=f"and {len(pieces) - 4} more pieces"))

@@ -401,7 +401,7 @@ Picture(start_charts.startup(pd.DataFrame(starts), about))
 recordings.picture("cpu-bench-startup", start_charts.startup)
 
 # %% [markdown]
-# With 80 layers and an empty cache, Dynamo takes about two thirds as long as the compile stage: it walks through every layer, and equal layers
+# With 80 layers and an empty cache, Dynamo takes at least two thirds as long as the compile stage: it walks through every layer, and equal layers
 # are compiled only once (part 4). A cache that kept the compiled pieces alone would save little more than half of the two. (vLLM 0.33
 # does the same: it keeps Dynamo's result, and checks the sources instead of tracing again.)
 #

@@ -97,9 +97,8 @@ def test_the_check_that_is_silenced_would_refuse(monkeypatch):
     from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    asked = [graph, [], None][
-        : len(inspect.signature(FxGraphCache._check_can_cache).parameters)
-    ]  # 2.11: the graph
+    parameters = inspect.signature(FxGraphCache._check_can_cache).parameters  # on 2.11 the graph alone
+    asked = [graph, [], None][: len(parameters)]
     with inductor.patch(post_grad_custom_post_pass=lambda graph: None):
         with pytest.raises(BypassFxGraphCache):
             FxGraphCache._check_can_cache(*asked)
