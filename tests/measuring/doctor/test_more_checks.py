@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 
@@ -167,6 +168,7 @@ def test_tensors_outside_of_the_pool_have_an_owner_and_are_looked_at_again():
         model.linear.bias.copy_(torch.ones(4))  # in place
     assert found.outside_frame()["in_place"].all()
     model.linear.weight = nn.Parameter(torch.ones(4, 4))
+    gc.collect()  # cycles that Dynamo left hold the old one until Python looks for them
     frame = found.outside_frame().set_index("source")
     assert not frame.loc["L['self'].linear.weight", "in_place"]
     assert not frame.loc["L['self'].linear.weight", "alive"]
